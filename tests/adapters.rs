@@ -8,14 +8,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use flux::backend::cpu::{Cpu, Precision};
+use flux::backend::cpu::Cpu;
 use flux::files::adapter::AdapterUse;
 use flux::files::{ModelFiles, Safetensors};
 use flux::pipeline::{Model, Request};
 use safetensors::tensor::{Dtype, TensorView};
 use tempfile::TempDir;
 
-use crate::support::preset;
+use crate::support::{load, preset};
 
 /// Rows, columns and values.
 #[derive(Clone)]
@@ -369,7 +369,7 @@ fn merged_folder(model: &Path, weights: &Tensors) -> TempDir {
 }
 
 fn model(dir: &Path) -> Arc<Model<Cpu>> {
-    Model::load(Cpu::new(Precision::F32), &ModelFiles::open(dir).unwrap()).unwrap()
+    load(&ModelFiles::open(dir).unwrap())
 }
 
 fn image(model: &Arc<Model<Cpu>>, adapters: Vec<AdapterUse>) -> Vec<u8> {

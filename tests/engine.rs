@@ -24,7 +24,7 @@ use flux::pipeline::{Change, Image, Latents, Model, Replicas, Request};
 use flux::rgb::Rgb;
 use flux::stage::CancelFlag;
 
-use crate::support::preset;
+use crate::support::{assert_near, built_in, load, preset};
 
 fn cpus(names: &[&str]) -> Vec<(String, Cpu)> {
     names.iter().map(|name| (name.to_string(), Cpu::new(Precision::F32))).collect()
@@ -39,7 +39,7 @@ fn engine(names: &[&str]) -> Engine {
 }
 
 fn alone(name: &str) -> Arc<Model<Cpu>> {
-    Model::load(Cpu::new(Precision::F32), &preset(name)).unwrap()
+    load(&preset(name))
 }
 
 fn tiny(prompt: &str, seed: u64) -> Request {
@@ -185,8 +185,7 @@ fn groups_share_images_and_each_makes_its_own_together() {
     let one = make(&self::engine(&["a", "b", "c"]), &tiny("a cat", 7), 7);
     for (image, same) in images.iter().zip(&one) {
         assert_eq!(image.plan.seed, same.plan.seed);
-        let worst = image.rgb.iter().zip(&same.rgb).map(|(a, b)| a.abs_diff(*b)).max();
-        assert!(worst <= Some(1), "{worst:?} levels"); // Observed: none, in most runs
+        assert_near("a group", &image.rgb, &same.rgb); // Observed: equal, in most runs
         let others = image.timings.other_devices.iter().map(|timings| timings.steps_s.len());
         assert!([[1].as_slice(), &[]].contains(&others.collect::<Vec<_>>().as_slice()), "of ranks, or none");
     }
@@ -196,8 +195,7 @@ fn groups_share_images_and_each_makes_its_own_together() {
 #[test]
 fn weights_in_fewer_bits_are_on_every_device() {
     let open = |format: Option<&str>| {
-        let mut model =
-            OpenModel::open(&ModelFiles::open(&crate::support::root().join("models/tiny")).unwrap()).unwrap();
+        let mut model = OpenModel::open(&built_in()).unwrap();
         let wanted = format.map(|format| format.parse().unwrap()).unwrap_or_default();
         model.quantize(&wanted, &CancelFlag::default(), &mut |_| {}).unwrap();
         model
@@ -329,8 +327,7 @@ fn jobs_with_prompts_of_their_own_are_one_batch_of_the_bytes_of_that_prompt_alon
             assert_eq!(same.plan.seed, 7 + place as u64);
             assert!(images[0] == same.rgb, "{name}: item {place}");
             let by_itself = one.generate(&request(place)).unwrap().rgb;
-            let worst = images[0].iter().zip(&by_itself).map(|(a, b)| a.abs_diff(*b)).max();
-            assert!(worst <= Some(1), "{name}: item {place} differs by {worst:?} levels from the image alone");
+            assert_near(&format!("{name}: item {place} and the image alone"), &images[0], &by_itself);
         }
     }
 }
@@ -347,8 +344,7 @@ fn devices_that_make_an_image_together_have_a_prompt_for_each_item() {
         for (request, ticket) in requests.iter().zip(tickets) {
             let (images, batches) = images_of(ticket).unwrap();
             assert_eq!(batches, [3], "{name}");
-            let worst = images[0].iter().zip(&one.generate(request).unwrap().rgb).map(|(a, b)| a.abs_diff(*b)).max();
-            assert!(worst <= Some(1), "{name}: {worst:?} levels");
+            assert_near(name, &images[0], &one.generate(request).unwrap().rgb);
         }
     }
 }
@@ -494,8 +490,7 @@ fn a_thousand_jobs_with_random_cancels_leave_nothing_and_change_no_image() {
         Ok((images, _)) => {
             assert_eq!(images.len(), count);
             for (image, expected) in images.iter().zip(&expected[seed as usize..]) {
-                let worst = image.iter().zip(expected).map(|(a, b)| a.abs_diff(*b)).max();
-                assert!(worst <= Some(1), "{worst:?}");
+                assert_near("a job", image, expected);
             }
             made += count;
         }

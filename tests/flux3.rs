@@ -10,19 +10,16 @@ mod refused;
 
 use std::sync::Arc;
 
-use flux::backend::cpu::{Cpu, Precision};
+use flux::backend::cpu::Cpu;
 use flux::files::ModelFiles;
 use flux::input;
 use flux::pipeline::{Model, Request};
 use flux::rgb::Rgb;
 
 use crate::golden::flux3::{model_folder, picture};
+use crate::support::{assert_near, load};
 
 const TRANSFORMER: &str = "transformer/diffusion_pytorch_model.safetensors";
-
-fn load(files: &ModelFiles) -> Arc<Model<Cpu>> {
-    Model::load(Cpu::new(Precision::F32), files).unwrap()
-}
 
 fn distilled() -> Arc<Model<Cpu>> {
     load(&ModelFiles::open(&model_folder()).unwrap())
@@ -34,13 +31,6 @@ fn small(prompt: &str, seed: u64) -> Request {
 
 fn pixels(model: &Arc<Model<Cpu>>, request: &Request) -> Vec<u8> {
     model.generate(request).unwrap().rgb
-}
-
-#[track_caller]
-fn assert_near(what: &str, got: &[u8], expected: &[u8]) {
-    assert_eq!(got.len(), expected.len(), "{what}");
-    let worst = got.iter().zip(expected).map(|(a, b)| a.abs_diff(*b)).max();
-    assert!(worst <= Some(1), "{what}: {worst:?} levels");
 }
 
 fn reference(width: usize, height: usize) -> Arc<Rgb> {

@@ -6,19 +6,14 @@ mod sparse;
 
 use std::sync::Arc;
 
-use flux::backend::cpu::{Cpu, Precision};
-use flux::files::ModelFiles;
+use flux::backend::cpu::Cpu;
 use flux::pipeline::{Model, Request};
 use flux::rgb::Rgb;
 
-use crate::support::root;
-
-fn files() -> ModelFiles {
-    ModelFiles::open(&root().join("models/tiny")).expect("the built-in model")
-}
+use crate::support::{built_in, load};
 
 fn model() -> Arc<Model<Cpu>> {
-    Model::load(Cpu::new(Precision::F32), &files()).expect("the built-in model")
+    load(&built_in())
 }
 
 /// Returns the model's image, and the numbers of computed tokens and of all tokens, if some were cached.

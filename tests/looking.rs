@@ -7,16 +7,11 @@ mod steps;
 
 use std::path::Path;
 
-use crate::program::{Run, flux, folder, names};
+use crate::program::{Run, flux, folder, names, run};
 use flux::engine::{ImageRecipe, ModelRecipe, Recipe};
 use flux::input::read;
 use flux::metadata::Metadata;
 use flux::output::{Rgb, Target};
-
-/// Runs `flux` in a folder.
-fn run(folder: &Path, args: &[&str]) -> Run {
-    Run::new(flux().current_dir(folder).args(args))
-}
 
 #[test]
 fn images_of_phones_and_of_the_web_are_refused_with_what_converts_them() {

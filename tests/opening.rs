@@ -12,14 +12,13 @@ mod said;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
-use crate::support::copy_folder;
 use crate::support::random_model::RandomModel;
-use flux::backend::cpu::{Cpu, Precision};
+use crate::support::{copy_folder, load};
 use flux::files::adapter::AdapterUse;
 use flux::files::{ModelFiles, ModelPaths, Variant};
-use flux::pipeline::{Model, Request};
+use flux::pipeline::Request;
 use safetensors::tensor::{Dtype, TensorView};
 
 use renamed::{Tensors, bfl, ldm, llama, read, write, write_gguf};
@@ -94,11 +93,6 @@ pub fn request() -> Request {
         max_sequence_length: Some(64),
         ..Request::new("a red cat", 3)
     }
-}
-
-/// Loads the model, on the CPU.
-pub fn load(files: &ModelFiles) -> Arc<Model<Cpu>> {
-    Model::load(Cpu::new(Precision::F32), files).unwrap()
 }
 
 /// Returns the pixels of the request.

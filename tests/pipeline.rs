@@ -13,22 +13,14 @@ use flux::pipeline::{Area, Image, MAX_PROMPT_BYTES, Model, RegionPrompt, Request
 use flux::stage::{CancelFlag, Progress, Stage};
 use safetensors::{Dtype, SafeTensors};
 
-use crate::support::preset;
+use crate::support::{assert_near, built_in, load, preset};
 
 fn model(name: &str) -> Arc<Model<Cpu>> {
-    Model::load(Cpu::new(Precision::F32), &preset(name)).expect("a model of the tests")
+    load(&preset(name))
 }
 
 fn small(prompt: &str, seed: u64) -> Request {
     Request { width: Some(64), height: Some(48), steps: Some(2), ..Request::new(prompt, seed) }
-}
-
-/// Observed: equal, but for one level in one model.
-fn assert_same_image(a: &[u8], b: &[u8], what: &str) {
-    assert_eq!(a.len(), b.len());
-    let worst = a.iter().zip(b).map(|(a, b)| a.abs_diff(*b)).max();
-    println!("{what}: {worst:?}");
-    assert!(worst <= Some(1), "{what} differs by {worst:?} levels");
 }
 
 /// Makes an image, and returns its progress reports.
@@ -122,7 +114,8 @@ fn images_of_a_batch_are_those_of_their_seeds_alone() {
             assert_eq!((image.timings.images, image.timings.steps_s.len()), (3, 2), "{name}: one batch");
             let alone = model.generate(&small("a cat", image.plan.seed)).unwrap();
             assert_eq!(alone.timings.images, 1);
-            assert_same_image(&alone.rgb, &image.rgb, &format!("{name}, seed {}", image.plan.seed));
+            // Observed: equal, but for one level in one model.
+            assert_near(&format!("{name}, seed {}", image.plan.seed), &image.rgb, &alone.rgb);
         }
         assert!(batch[0].rgb != batch[1].rgb && batch[1].rgb != batch[2].rgb, "{name}");
     }
@@ -172,10 +165,8 @@ fn sessions_at_the_same_time_make_the_images_that_they_make_one_after_the_other(
         let [alone, together] = alone_and_together(|| model(name), &requests);
         assert!(alone == together, "{name}");
     }
-    let dir = ModelFiles::open(&crate::support::root().join("models/tiny")).unwrap();
-    let load = || Model::load(Cpu::new(Precision::F32), &dir).unwrap();
     let [alone, together] = alone_and_together(
-        load,
+        || load(&built_in()),
         &[sized("a red heart", 1, [64, 64], 2), sized("a robot on a lavender background", 2, [64, 96], 2)],
     );
     assert!(alone == together, "the default model");
@@ -238,7 +229,7 @@ fn images_of_a_session_come_one_by_one() {
     assert_eq!([(); 3].map(|()| session.step(&mut |_| {}).unwrap()), [true, true, false]);
     let first = session.decode(&mut |_| {}).unwrap().unwrap();
     assert_eq!(first.plan.seed, 7);
-    assert_same_image(&first.rgb, &model.generate(&small("a cat", 7)).unwrap().rgb, "the first of three");
+    assert_near("the first of three", &first.rgb, &model.generate(&small("a cat", 7)).unwrap().rgb);
     cancel.cancel();
     assert_eq!(session.decode(&mut |_| {}).map(drop).unwrap_err().kind(), ErrorKind::Cancelled);
 }
@@ -256,14 +247,14 @@ fn a_prompt_that_is_too_long_is_refused_by_its_size() {
 #[test]
 fn a_size_far_from_the_models_has_a_note() {
     let noted = |dir: &ModelFiles, width, height| {
-        let model = Model::load(Cpu::new(Precision::F32), dir).unwrap();
+        let model = load(dir);
         let request = Request { width: Some(width), height: Some(height), ..Request::new("a cat", 1) };
         let notes = model.plan(&request).unwrap().notes;
         let note = notes.iter().find(|note| note.contains("trained for")).cloned();
         note.inspect(|note| assert!(note.contains(&format!("{width}x{height}")), "{note}")).is_some()
     };
     // The built-in model's metadata has its range of sizes.
-    let tiny = &ModelFiles::open(&crate::support::root().join("models/tiny")).unwrap();
+    let tiny = &built_in();
     for (width, height, expected) in [
         (256, 256, false),
         (512, 512, false),

@@ -12,7 +12,7 @@ use flux::stage::CancelFlag;
 
 use crate::flux3_base::write_base;
 use crate::golden::flux3::model_folder;
-use crate::support::preset;
+use crate::support::{assert_near, built_in, load, preset};
 
 /// Returns a request with two steps for an image of three tiles in a column.
 fn tall(seed: u64) -> Request {
@@ -33,23 +33,18 @@ fn edit(strength: f64, is_reference: bool) -> Request {
     Request { width: None, height: None, change, ..tall(3) }
 }
 
-/// Calls `check` with a model of each kind that does not cache keys of references.
-fn for_each_model(check: impl Fn(&str, &ModelFiles)) {
+/// Presets that do not cache keys of references.
+const CACHELESS: [&str; 2] = ["tiny", "base"];
+
+/// Calls `check` with these presets, and with models of FLUX.3.
+pub fn for_each_model(presets: &[&str], check: impl Fn(&str, &ModelFiles)) {
     let base = tempfile::tempdir().unwrap();
     write_base(base.path());
-    for name in ["tiny", "base"] {
+    for name in presets {
         check(name, &preset(name));
     }
     check("FLUX.3", &ModelFiles::open(&model_folder()).unwrap());
     check("FLUX.3 base", &ModelFiles::open(base.path()).unwrap());
-}
-
-fn built_in() -> ModelFiles {
-    ModelFiles::open(&crate::support::root().join("models/tiny")).unwrap()
-}
-
-fn load(files: &ModelFiles) -> Arc<Model<Cpu>> {
-    Model::load(Cpu::new(Precision::F32), files).unwrap()
 }
 
 /// Returns rows of latents [1, channels, height, width].
@@ -67,7 +62,7 @@ fn final_latents(model: &Arc<Model<Cpu>>, request: &Request) -> Latents {
 
 #[test]
 fn an_image_within_a_tile_is_the_plain_image() {
-    for_each_model(|what, files| {
+    for_each_model(&CACHELESS, |what, files| {
         let model = load(files);
         let made = |tile, request: Request| model.generate(&Request { tile, tile_overlap: None, ..request }).unwrap();
         for request in [tall(1), edit(0.5, true), edit(0.5, false)] {
@@ -84,7 +79,7 @@ fn an_image_within_a_tile_is_the_plain_image() {
 /// Tiles without an overlap meet in no step.
 #[test]
 fn tiles_are_images_of_their_part_of_the_noise() {
-    for_each_model(|what, files| {
+    for_each_model(&CACHELESS, |what, files| {
         let model = load(files);
         let references = vec![picture(48, 32)];
         let whole = Request { tile_overlap: Some(0), references, ..tall(5) };
@@ -129,7 +124,7 @@ fn tiles_that_overlap_are_averaged() {
 
 #[test]
 fn a_batch_and_two_devices_give_the_image_of_one() {
-    for_each_model(|what, files| {
+    for_each_model(&CACHELESS, |what, files| {
         let model = load(files);
         let batch = model.generate_batch(&tall(1), 2).unwrap();
         assert_eq!((batch.len(), batch[0].timings.images), (1, 1), "{what}: an image with tiles is alone");
@@ -139,8 +134,7 @@ fn a_batch_and_two_devices_give_the_image_of_one() {
         for request in [tall(1), edit(0.5, true)] {
             let expected = model.generate(&request).unwrap().rgb;
             let made = parallel.generate_batch(&request, 1, &CancelFlag::default(), &mut |_| {}).unwrap();
-            let worst = made[0].rgb.iter().zip(&expected).map(|(a, b)| a.abs_diff(*b)).max();
-            assert!(worst <= Some(1), "{what}: {worst:?} levels");
+            assert_near(what, &made[0].rgb, &expected);
         }
     });
 }
@@ -198,7 +192,7 @@ fn two_tiles_of_a_periodic_picture_have_no_seam() {
 /// A projection with more values than the device supports is computed in pieces of rows.
 #[test]
 fn long_sequences_are_projected_in_pieces_to_the_same_bytes() {
-    for_each_model(|what, files| {
+    for_each_model(&CACHELESS, |what, files| {
         let whole = load(files);
         let (dim, mlp) = (whole.info().transformer.dim(), whole.info().transformer.mlp());
         let plain = Request { tile: None, tile_overlap: None, ..tall(1) };

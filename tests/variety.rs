@@ -6,13 +6,14 @@ use std::time::Duration;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::error::Field;
 use flux::files::ModelFiles;
-use flux::pipeline::{Change, Model, Parallel, Request};
+use flux::pipeline::{Change, Parallel, Request};
 use flux::rgb::Rgb;
 use flux::stage::CancelFlag;
 
 use crate::flux3_base::write_base;
 use crate::golden::flux3::model_folder;
-use crate::support::preset;
+use crate::support::{assert_near, built_in, load, preset};
+use crate::tiles;
 
 /// Returns a request with four steps. With a short prompt, most of its tokens are padding.
 fn small(prompt: &str, seed: u64, variety: Option<&str>) -> Request {
@@ -24,25 +25,9 @@ fn difference(a: &[u8], b: &[u8]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(a.abs_diff(*b))).sum::<f64>() / a.len() as f64
 }
 
-#[track_caller]
-fn assert_near(what: &str, a: &[u8], b: &[u8]) {
-    let worst = a.iter().zip(b).map(|(a, b)| a.abs_diff(*b)).max();
-    assert!(worst <= Some(1), "{what}: {worst:?} levels");
-}
-
 /// Calls `check` with a model of each kind.
 fn for_each_model(check: impl Fn(&str, &ModelFiles)) {
-    let base = tempfile::tempdir().unwrap();
-    write_base(base.path());
-    for name in ["tiny", "base", "kv"] {
-        check(name, &preset(name));
-    }
-    check("FLUX.3", &ModelFiles::open(&model_folder()).unwrap());
-    check("FLUX.3 base", &ModelFiles::open(base.path()).unwrap());
-}
-
-fn load(files: &ModelFiles) -> Arc<Model<Cpu>> {
-    Model::load(Cpu::new(Precision::F32), files).unwrap()
+    tiles::for_each_model(&["tiny", "base", "kv"], check);
 }
 
 #[test]
@@ -69,7 +54,7 @@ fn noise_changes_the_image_of_each_seed_and_no_other_image() {
 
 #[test]
 fn a_little_noise_changes_an_image_less() {
-    let model = load(&ModelFiles::open(&crate::support::root().join("models/tiny")).unwrap());
+    let model = load(&built_in());
     let made = |variety: Option<&str>| model.generate(&small("a red heart", 7, variety)).unwrap().rgb;
     let plain = made(None);
     let distances = ["0.05:50:1", "0.2:50:1", "0.6:50:1"].map(|variety| difference(&made(Some(variety)), &plain));

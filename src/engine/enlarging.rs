@@ -14,7 +14,7 @@ use crate::input::{Region, bilinear, read_alpha};
 use crate::metadata::{DigitalSource, Metadata, Said, said_by};
 use crate::output::{ImageFormat, encode, encode_alpha, encode_jpeg};
 use crate::rgb::Rgb;
-use crate::upscaler::{Tiles, UpscalerFile};
+use crate::upscaler::UpscalerFile;
 
 /// The keyword of a PNG's text that states how the image was enlarged.
 const KEYWORD: &str = "flux-upscale";
@@ -29,7 +29,6 @@ pub struct Enlarging {
     said: Said,
     pub(super) upscaler: Option<Arc<UpscalerFile>>,
     to: [usize; 2],
-    tiles: Tiles,
     /// `true` if the result contains neither the recipe nor the settings of the image.
     no_recipe: bool,
 }
@@ -52,7 +51,7 @@ impl Enlarging {
             image = Rgb { width: part.width, height: part.height, bytes: part.cut(&image.bytes, from[0], 3) };
             alpha = alpha.map(|alpha| part.cut(&alpha, from[0], 1));
         }
-        Ok(Self { image, alpha, said: said_by(file)?, upscaler, to, tiles: Tiles::Auto, no_recipe: false })
+        Ok(Self { image, alpha, said: said_by(file)?, upscaler, to, no_recipe: false })
     }
 
     /// Keeps the recipe and the settings of the image out of the result.
@@ -73,11 +72,6 @@ impl Enlarging {
     /// Returns width and height of the result.
     pub fn to(&self) -> [usize; 2] {
         self.to
-    }
-
-    /// Returns the tiles in which the network enlarges the image.
-    pub fn tiles(&self) -> Tiles {
-        self.tiles
     }
 
     /// Returns `true` if a part of the image is transparent.

@@ -16,6 +16,7 @@ use crate::pipeline::session::shape::Shape;
 use crate::pipeline::session::shared_text::SharedText;
 use crate::pipeline::{MemoryPlan, Model, Plan, Replica, Replicas, Request, Timings};
 use crate::stage::{CancelFlag, Progress};
+use crate::upscaler::Tiles;
 
 /// A model on all devices of an engine.
 pub(super) trait Pool: Send + Sync {
@@ -160,10 +161,10 @@ impl<B: Backend> Device<B> {
 
     /// Enlarges the image of a batch, and sends it.
     fn enlarge(&self, enlarging: &Enlarging, making: &RunningBatch) -> Result<()> {
-        let cancel = making.batch().cancel.clone();
+        let cancel = making.batch.lock().cancel.clone();
         making.start(1, None);
         let (backend, report) = (self.replica.model().backend(), &mut |progress: Progress| making.progress(progress));
-        let (file, place) = (enlarging.upscaler.as_ref(), (enlarging.to(), enlarging.tiles()));
+        let (file, place) = (enlarging.upscaler.as_ref(), (enlarging.to(), Tiles::Auto));
         making.enlarged(self.networks.enlarge(backend, file, enlarging.image(), place, report, &cancel)?);
         making.finish(&self.name().into(), &Timings::default());
         Ok(())
@@ -184,7 +185,7 @@ impl<B: Backend> Executor for Device<B> {
     }
 
     fn make(&self, making: &Arc<RunningBatch>) -> Result<()> {
-        let enlarging = making.batch().parts.first().and_then(|part| part.job().enlarging.clone());
+        let enlarging = making.batch.lock().parts.first().and_then(|part| part.job().enlarging.clone());
         match enlarging {
             Some(enlarging) => self.enlarge(&enlarging, making),
             None => passes::run(&self.replica, &self.networks, making),

@@ -325,7 +325,6 @@ mod tests {
         }
     }
 
-    #[cfg(unix)]
     #[test]
     fn a_name_that_is_no_text_is_told_as_far_as_it_is() {
         use std::os::unix::ffi::OsStringExt;

@@ -124,18 +124,12 @@ impl Job {
 pub struct JobId(pub(super) u64);
 
 /// The owner of a job. Keys take turns, and so do the users of a key.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Owner {
     /// The name of a client, for example.
     pub key: Arc<str>,
     /// The user of the key.
     pub user: Arc<str>,
-}
-
-impl Default for Owner {
-    fn default() -> Self {
-        Self { key: "".into(), user: "".into() }
-    }
 }
 
 /// The priority of a job among those of all owners.

@@ -64,10 +64,12 @@ mod worker;
 use std::io::Read;
 use std::mem;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 pub use args::{Decodes, EngineArgs, PreviewDecoder};
 pub use builder::EngineBuilder;
@@ -194,20 +196,20 @@ impl Engine {
         let seats: Vec<_> = devices.iter().map(|_| Seat::new(&scheduler, scheduler.add(model))).collect();
         for (seat, device) in seats.into_iter().zip(devices) {
             let thread = worker::start(Arc::clone(&seat), device)?;
-            self.threads().push((seat, thread));
+            self.threads.lock().push((seat, thread));
         }
         Ok(())
     }
 
     fn scheduler(&self) -> (Arc<Scheduler>, usize) {
-        self.scheduler.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.scheduler.lock().clone()
     }
 
     /// Lets the devices take work from a scheduler that several engines share, as model number `model`. Existing jobs
     /// are done first.
     pub fn join(&self, scheduler: &Arc<Scheduler>, model: usize) {
-        let threads = self.threads();
-        let mut own = self.scheduler.lock().unwrap_or_else(PoisonError::into_inner);
+        let threads = self.threads.lock();
+        let mut own = self.scheduler.lock();
         if Arc::ptr_eq(&own.0, scheduler) {
             return;
         }
@@ -219,24 +221,20 @@ impl Engine {
 
     /// Registers devices that are still being opened.
     fn expect(&self, late: Late) {
-        *self.late.lock().unwrap_or_else(PoisonError::into_inner) = Some(late);
+        *self.late.lock() = Some(late);
     }
 
     /// Waits until all devices are open.
     ///
     /// Errors if one of them cannot be opened.
     pub fn wait_for_devices(&self) -> Result<()> {
-        let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut late = self.late.lock();
         late.take().map_or(Ok(()), |wait| self.add(wait()?))
     }
 
     /// Returns the time that opening took.
     pub fn times(&self) -> OpeningTimes {
         self.times
-    }
-
-    fn threads(&self) -> MutexGuard<'_, Vec<(Arc<Seat>, JoinHandle<()>)>> {
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Creates a job for `count` images of a recipe. Seeds count up from the recipe's seed. Reads the files that the
@@ -481,7 +479,7 @@ impl Drop for Engine {
     /// Cancels remaining jobs, and waits for the threads.
     fn drop(&mut self) {
         let (scheduler, model) = self.scheduler();
-        let threads = mem::take(&mut *self.threads());
+        let threads = mem::take(&mut *self.threads.lock());
         let devices: Vec<_> = threads.iter().map(|(seat, _)| seat.get().1).collect();
         scheduler.leave(model, &devices);
         for (_, thread) in threads {

@@ -1,6 +1,8 @@
 //! The networks of upscalers on a device.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::upscaling::{self, Network};
 use crate::backend::Backend;
@@ -44,7 +46,7 @@ impl<B: Backend> Networks<B> {
 
     /// Returns the network of a file, and loads it if necessary. The network that was used the longest ago makes room.
     fn get(&self, backend: &B, file: &Arc<UpscalerFile>) -> Result<Arc<Upscaler<B>>> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         let known = all.iter().position(|(known, _)| Arc::ptr_eq(known, file));
         let loaded = match known {
             Some(place) => all.remove(place),

@@ -41,9 +41,12 @@ struct Pass {
 /// The results of a pass.
 struct Made {
     /// Images, if they are kept, with their final latents if requested.
-    images: Vec<(Decoded, Option<Latents>)>,
+    images: Vec<MadeImage>,
     timings: Timings,
 }
+
+/// An image with its final latents.
+type MadeImage = (Decoded, Option<Latents>);
 
 impl Pass {
     /// Returns the progress of the whole batch.
@@ -67,23 +70,6 @@ impl Pass {
         self.edited.is_some() || self.steps[1] == 0
     }
 
-    /// Runs the pass on all devices of a replica.
-    fn run<B: Backend>(
-        self,
-        replica: &Replica<B>,
-        making: &Arc<RunningBatch>,
-        requests: Vec<Request>,
-        (reader, cancel): (&TextSource, &CancelFlag),
-    ) -> Result<Made> {
-        let (making, model) = (Arc::clone(making), Arc::clone(replica.model()));
-        let on_rank = move |rank: usize, session: Session<B>, _: &mut dyn FnMut(Progress)| match rank {
-            0 => self.compute(session, &making, &model),
-            // Only the first rank sends the images.
-            _ => session.run(&mut |_| {}).map(|_| Made { images: Vec::new(), timings: Timings::default() }),
-        };
-        replica.ranks().run_items(requests, reader, cancel, &mut |_| {}, on_rank)
-    }
-
     /// Generates the images of a session, and sends them unless they are kept.
     fn compute<B: Backend>(
         mut self,
@@ -99,7 +85,7 @@ impl Pass {
         if making.wants_previews() {
             self.show_steps(&mut session, making, model, report)?;
         }
-        let wants_latents = self.is_last() && making.batch().parts.iter().any(|part| part.job().latents);
+        let wants_latents = self.is_last() && making.batch.lock().parts.iter().any(|part| part.job().latents);
         let mut latents = if wants_latents { session.final_latents(report)? } else { Vec::new() }.into_iter();
         let mut images = Vec::new();
         while let Some(image) = session.decode(report)? {
@@ -157,65 +143,119 @@ impl Pass {
     }
 }
 
+/// A batch on a device or a group, which generates its images pass by pass.
+struct Passes<'a, B: Backend> {
+    replica: &'a Replica<B>,
+    networks: &'a Networks<B>,
+    making: &'a Arc<RunningBatch>,
+    reader: TextSource,
+    cancel: CancelFlag,
+}
+
 /// Generates the images of a batch, and sends them. Images that become transparent by an edit follow on another
 /// background.
 ///
 /// Errors as sessions do, and if an image cannot be enlarged.
 pub(super) fn run<B: Backend>(replica: &Replica<B>, networks: &Networks<B>, making: &Arc<RunningBatch>) -> Result<()> {
     let (requests, reader, cancel) = {
-        let batch = making.batch();
+        let batch = making.batch.lock();
         (batch.requests.clone(), batch.reader.clone(), batch.cancel.clone())
     };
-    let hires = requests.first().and_then(|request| request.hires.as_ref());
-    let plan = |request| Plan::new(request, replica.model().info());
-    let plan = requests.first().filter(|_| hires.is_some()).map(plan).transpose()?;
-    let edit_steps = plan.as_ref().and_then(Plan::second_pass).map_or(0, Plan::steps_to_run);
-    let is_kept = requests.first().is_some_and(|first| hires.is_some() || first.transparent == Transparency::Edit);
-    let mut pass = Pass { steps: [0, edit_steps], images: requests.len(), edited: None, is_kept };
+    let passes = Passes { replica, networks, making, reader, cancel };
+    let mut pass = passes.first_of(&requests)?;
     let first = requests.iter().map(Request::first_pass).collect();
-    let Made { images, mut timings } = pass.run(replica, making, first, (&reader, &cancel))?;
+    let Made { images, mut timings } = passes.run(pass, first, &passes.reader)?;
     pass.images = images.len();
-    for (index, ((image, latents), request)) in images.into_iter().zip(&requests).enumerate() {
-        let (image, plan) = image.into_parts();
-        let Some(hires) = &request.hires else {
-            let (other, own) = (transparent::second_request(request, image.clone()), Arc::clone(making));
-            let other = transparent::generate(replica, other, &cancel, move |progress| own.progress(progress))?;
-            timings = timings.followed_by(other.timings);
-            let other = Rgb { width: other.plan.width, height: other.plan.height, bytes: other.rgb };
-            making.image((image, plan), latents, Some(other));
-            continue;
+    for (index, (made, request)) in images.into_iter().zip(&requests).enumerate() {
+        let more = match &request.hires {
+            Some(hires) => passes.enlarge_and_edit(pass, index, made, (request, hires))?,
+            None => Some(passes.repeat_on_other_background(made, request)?),
         };
-        let pass = Pass { steps: [plan.steps_to_run(), edit_steps], edited: Some(index), ..pass };
-        preview(&image, making, pass);
-        let image = Arc::new(enlarge((replica.model(), networks), making, (index, hires), image, &cancel)?);
-        let [width, height] = [image.width, image.height];
-        let (image, latents, edit) = match request.second_pass(Arc::clone(&image), replica.model().info()) {
-            Some(edit) => {
-                // The features of a prompt of its own are not shared.
-                let own = TextSource::Own;
-                let reader = if hires.prompt.is_some() { &own } else { &reader };
-                let made = pass.run(replica, making, vec![edit], (reader, &cancel))?;
-                timings = timings.followed_by(made.timings);
-                let edited = made.images.into_iter().next();
-                let (edited, latents) = edited.ok_or_else(|| Error::new("the second pass returned no image"))?;
-                let (image, plan) = edited.into_parts();
-                (image, latents, Some(Box::new(plan)))
-            }
-            None => (Arc::unwrap_or_clone(image), latents, None),
-        };
-        let plan = Plan { hires: Some(HiresPlan { width, height, edit }), ..plan };
-        making.image((image, plan), latents, None);
+        timings = more.into_iter().fold(timings, Timings::followed_by);
     }
     making.finish(&replica.name().into(), &timings);
     Ok(())
 }
 
+impl<B: Backend> Passes<'_, B> {
+    /// Returns the first pass. All requests of a batch have the same second pass.
+    fn first_of(&self, requests: &[Request]) -> Result<Pass> {
+        let first = requests.first();
+        let plan = |request| Plan::new(request, self.replica.model().info());
+        let plan = first.filter(|request| request.hires.is_some()).map(plan).transpose()?;
+        let edit_steps = plan.as_ref().and_then(Plan::second_pass).map_or(0, Plan::steps_to_run);
+        let is_kept = first.is_some_and(|first| first.hires.is_some() || first.transparent == Transparency::Edit);
+        Ok(Pass { steps: [0, edit_steps], images: requests.len(), edited: None, is_kept })
+    }
+
+    /// Runs a pass on all devices of the replica.
+    fn run(&self, pass: Pass, requests: Vec<Request>, reader: &TextSource) -> Result<Made> {
+        let (making, model) = (Arc::clone(self.making), Arc::clone(self.replica.model()));
+        let on_rank = move |rank: usize, session: Session<B>, _: &mut dyn FnMut(Progress)| match rank {
+            0 => pass.compute(session, &making, &model),
+            // Only the first rank sends the images.
+            _ => session.run(&mut |_| {}).map(|_| Made { images: Vec::new(), timings: Timings::default() }),
+        };
+        self.replica.ranks().run_items(requests, reader, &self.cancel, &mut |_| {}, on_rank)
+    }
+
+    /// Generates an image again on another background, and sends both. Returns the time that this took.
+    fn repeat_on_other_background(&self, (image, latents): MadeImage, request: &Request) -> Result<Timings> {
+        let (image, plan) = image.into_parts();
+        let (other, own) = (transparent::second_request(request, image.clone()), Arc::clone(self.making));
+        let other = transparent::generate(self.replica, other, &self.cancel, move |progress| own.progress(progress))?;
+        let Plan { width, height, .. } = other.plan;
+        self.making.image((image, plan), latents, Some(Rgb { width, height, bytes: other.rgb }));
+        Ok(other.timings)
+    }
+
+    /// Enlarges an image of the first pass, edits it if requested, and sends it. Returns the times of the edit.
+    fn enlarge_and_edit(
+        &self,
+        first: Pass,
+        index: usize,
+        (image, latents): MadeImage,
+        (request, hires): (&Request, &Hires),
+    ) -> Result<Option<Timings>> {
+        let (image, plan) = image.into_parts();
+        let pass = Pass { steps: [plan.steps_to_run(), first.steps[1]], edited: Some(index), ..first };
+        preview(&image, self.making, pass);
+        let image = Arc::new(self.enlarge(index, hires, image)?);
+        let [width, height] = [image.width, image.height];
+        let Some(edit) = request.second_pass(Arc::clone(&image), self.replica.model().info()) else {
+            let plan = Plan { hires: Some(HiresPlan { width, height, edit: None }), ..plan };
+            self.making.image((Arc::unwrap_or_clone(image), plan), latents, None);
+            return Ok(None);
+        };
+        // The features of a prompt of its own are not shared.
+        let own = TextSource::Own;
+        let reader = if hires.prompt.is_some() { &own } else { &self.reader };
+        let Made { images, timings } = self.run(pass, vec![edit], reader)?;
+        let edited = images.into_iter().next();
+        let (edited, latents) = edited.ok_or_else(|| Error::new("the second pass returned no image"))?;
+        let (image, edit) = edited.into_parts();
+        let plan = Plan { hires: Some(HiresPlan { width, height, edit: Some(Box::new(edit)) }), ..plan };
+        self.making.image((image, plan), latents, None);
+        Ok(Some(timings))
+    }
+
+    /// Enlarges the result of the first pass of an image of the batch.
+    fn enlarge(&self, index: usize, hires: &Hires, image: Rgb) -> Result<Rgb> {
+        let size = [image.width, image.height];
+        let (region, to) = (hires.region(size), hires.output_size(size)?);
+        let image = if region.size() == size { image } else { input::cropped(&image, region) };
+        let upscaler = self.making.batch.lock().job(index).and_then(|job| job.inputs.upscaler.clone());
+        let (backend, report) = (self.replica.model().backend(), &mut |progress| self.making.progress(progress));
+        self.networks.enlarge(backend, upscaler.as_ref(), &image, (to, Tiles::UpTo(TILE)), report, &self.cancel)
+    }
+}
+
 /// Sends the text features if a job requests them, and prepares the first pass. Returns the number of images.
 fn start<B: Backend>(session: &mut Session<B>, making: &RunningBatch) -> Result<usize> {
     let report = &mut |progress| making.progress(progress);
-    if making.batch().parts.iter().any(JobShare::wants_embeddings) {
+    if making.batch.lock().parts.iter().any(JobShare::wants_embeddings) {
         let embeddings = session.embeddings()?;
-        let batch = making.batch();
+        let batch = making.batch.lock();
         let parts = batch.parts.iter().filter(|part| part.wants_embeddings());
         parts.for_each(|part| part.send(super::Event::Embeddings(embeddings.clone())));
     }
@@ -234,20 +274,4 @@ fn preview(image: &Rgb, making: &RunningBatch, pass: Pass) {
     let image = input::resized(image, size);
     let before = iter::repeat_n(None, pass.edited.unwrap_or(0));
     making.previews(before.chain([Some(image)]), pass.image_steps(0));
-}
-
-/// Enlarges the result of the first pass of an image of the batch.
-fn enlarge<B: Backend>(
-    (model, networks): (&Model<B>, &Networks<B>),
-    making: &RunningBatch,
-    (index, hires): (usize, &Hires),
-    image: Rgb,
-    cancel: &CancelFlag,
-) -> Result<Rgb> {
-    let size = [image.width, image.height];
-    let (region, to) = (hires.region(size), hires.output_size(size)?);
-    let image = if region.size() == size { image } else { input::cropped(&image, region) };
-    let upscaler = making.batch().job(index).and_then(|job| job.inputs.upscaler.clone());
-    let report = &mut |progress| making.progress(progress);
-    networks.enlarge(model.backend(), upscaler.as_ref(), &image, (to, Tiles::UpTo(TILE)), report, cancel)
 }

@@ -12,8 +12,10 @@ mod predictions;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
 
 use self::batch::{Active, Batches, batches};
 pub(super) use self::batch::{Batch, JobShare};
@@ -135,13 +137,9 @@ impl Scheduler {
         });
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Changes the state, and wakes devices.
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let changed = change(&mut state);
         state.version += 1;
         drop(state);
@@ -166,7 +164,7 @@ impl Scheduler {
     /// Takes the next batch for a device; waits for one. Returns `None` if there are none left: the scheduler is
     /// closed, or the engine of the device is.
     pub(super) fn take(&self, device: usize) -> Option<Batch> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.devices[device].is_idle = true;
         let taken = loop {
             if state.devices[device].is_gone {
@@ -181,10 +179,10 @@ impl Scheduler {
             if state.closed && state.jobs.is_empty() {
                 break None;
             }
-            state = match wait {
-                Some(time) => self.changed.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner).0,
-                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-            };
+            match wait {
+                Some(time) => drop(self.changed.wait_for(&mut state, time)),
+                None => self.changed.wait(&mut state),
+            }
         };
         state.devices[device].is_idle = false;
         state.version += 1;
@@ -195,25 +193,25 @@ impl Scheduler {
 
     /// Marks a device as late or not. Work reserved for a late device is not waited for.
     pub(super) fn set_late(&self, device: usize, is_late: bool) {
-        if self.state().devices[device].is_late != is_late {
+        if self.state.lock().devices[device].is_late != is_late {
             self.change(|state| state.devices[device].is_late = is_late);
         }
     }
 
     /// Returns `true` if no device of the same model responds.
     pub(super) fn all_are_late(&self, device: usize) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         state.siblings(device).all(|device| state.devices[device].is_late)
     }
 
     /// Returns `true` if there are several devices of the same model, so that errors include the name of the device.
     pub(super) fn has_several(&self, device: usize) -> bool {
-        self.state().siblings(device).count() > 1
+        self.state.lock().siblings(device).count() > 1
     }
 
     /// Returns `true` if the device starts nothing more.
     pub(super) fn is_closed(&self, device: usize) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         state.closed || state.devices[device].is_gone
     }
 
@@ -239,7 +237,7 @@ impl Scheduler {
 
     /// Records the progress of a batch.
     pub(super) fn progress(&self, batch: &Batch, progress: Progress) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.version += 1;
         if let Some(running) = state.running.iter_mut().find(|running| running.number == batch.number) {
             running.pace.progress(progress, Instant::now());
@@ -248,7 +246,7 @@ impl Scheduler {
 
     /// Counts a finished image of a batch.
     pub(super) fn made(&self, batch: &Batch) {
-        self.state().devices[batch.device].made += 1;
+        self.state.lock().devices[batch.device].made += 1;
     }
 
     /// Ends a batch on a device that has generated the first `made` of its images.
@@ -318,11 +316,11 @@ impl Scheduler {
                 self.0.change(|state| state.paused = false);
             }
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.paused = true;
         let resume = Resume(self);
         while !state.running.is_empty() {
-            state = self.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, LOOK);
             state.sweep(Instant::now());
         }
         drop(state);
@@ -334,7 +332,7 @@ impl Scheduler {
     /// Takes no more jobs, and waits until existing jobs are over. At `deadline`, it cancels the remaining jobs and
     /// returns `false`.
     pub(super) fn close(&self, deadline: Instant) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.closed = true;
         self.changed.notify_all();
         while !state.jobs.is_empty() {
@@ -344,7 +342,7 @@ impl Scheduler {
                 self.changed.notify_all();
                 return false;
             };
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, left);
         }
         true
     }
@@ -355,7 +353,7 @@ impl Scheduler {
     }
 
     pub(super) fn stats(&self, model: usize) -> EngineStats {
-        let state = self.state();
+        let state = self.state.lock();
         let devices = || state.devices.iter().filter(|device| device.model == model && !device.is_gone);
         EngineStats {
             devices: devices().count(),

@@ -55,7 +55,7 @@ fn request(seed: u64) -> Request {
 
 /// Sends the first `room` images of a batch, identified by their seeds.
 fn send_images(making: &RunningBatch, room: usize) {
-    let seeds: Vec<u64> = making.batch().requests.iter().map(|request| request.seed).collect();
+    let seeds: Vec<u64> = making.batch.lock().requests.iter().map(|request| request.seed).collect();
     let count = seeds.len().min(room);
     making.start(count, None);
     for seed in seeds.into_iter().take(count) {
@@ -118,7 +118,7 @@ fn images_come_in_the_order_of_seeds_whichever_device_is_faster() {
 
 #[test]
 fn an_error_ends_its_job_and_names_the_device_and_the_engine_goes_on() {
-    let fails = |making: &RunningBatch| making.batch().requests.iter().any(|request| request.seed >= 1000);
+    let fails = |making: &RunningBatch| making.batch.lock().requests.iter().any(|request| request.seed >= 1000);
     let make = move |making: &RunningBatch| {
         if fails(making) {
             return Err(Error::new("out of memory").hint("use less"));
@@ -141,9 +141,9 @@ fn the_error_of_one_job_is_not_that_of_another_in_the_same_batch() {
     let (release, wait) = mpsc::channel::<()>();
     let wait = Mutex::new(wait);
     let engine = engine(vec![device("a", move |making| {
-        let seeds: Vec<u64> = making.batch().requests.iter().map(|request| request.seed).collect();
+        let seeds: Vec<u64> = making.batch.lock().requests.iter().map(|request| request.seed).collect();
         if seeds == [0] {
-            wait.lock().unwrap().recv().unwrap();
+            wait.lock().recv().unwrap();
         }
         if seeds.contains(&7) {
             return Err(Error::new("its values are not numbers"));
@@ -167,7 +167,7 @@ fn the_error_of_one_job_is_not_that_of_another_in_the_same_batch() {
 #[test]
 fn a_panic_is_an_error_of_its_job() {
     let engine = engine(vec![device("a", |making| {
-        assert!(making.batch().requests[0].seed != 5, "a panic of a test");
+        assert!(making.batch.lock().requests[0].seed != 5, "a panic of a test");
         send_images(making, 8);
         Ok(())
     })]);
@@ -203,10 +203,10 @@ fn a_job_that_is_cancelled_ends_and_others_go_on() {
     let begun = Mutex::new(begun);
     let engine = engine(vec![device("a", move |making| {
         let (cancel, seed) = {
-            let batch = making.batch();
+            let batch = making.batch.lock();
             (batch.cancel.clone(), batch.requests[0].seed)
         };
-        begun.lock().unwrap().send(seed).unwrap();
+        begun.lock().send(seed).unwrap();
         if seed < 100 {
             loop {
                 cancel.check()?;
@@ -242,11 +242,11 @@ fn flags_of_jobs_in_one_batch_are_heard_while_it_tells_of_progress() {
     let wait = Mutex::new(wait);
     let engine = engine(vec![device("a", move |making| {
         let (cancel, seed) = {
-            let batch = making.batch();
+            let batch = making.batch.lock();
             (batch.cancel.clone(), batch.requests[0].seed)
         };
         if seed == 0 {
-            wait.lock().unwrap().recv().unwrap();
+            wait.lock().recv().unwrap();
             send_images(making, 8);
             return Ok(());
         }
@@ -285,11 +285,11 @@ fn jobs_of_a_higher_priority_begin_first_and_one_of_another_shape_is_no_part_of_
     let (told, batches) = mpsc::channel();
     let (wait, told) = (Mutex::new(wait), Mutex::new(told));
     let engine = engine(vec![device("a", move |making| {
-        let seeds: Vec<u64> = making.batch().requests.iter().map(|request| request.seed).collect();
+        let seeds: Vec<u64> = making.batch.lock().requests.iter().map(|request| request.seed).collect();
         if seeds == [0] {
-            wait.lock().unwrap().recv().unwrap();
+            wait.lock().recv().unwrap();
         }
-        told.lock().unwrap().send(seeds).unwrap();
+        told.lock().send(seeds).unwrap();
         send_images(making, 8);
         Ok(())
     })]);
@@ -341,7 +341,7 @@ fn no_device_runs_far_ahead_of_the_caller() {
 fn an_engine_that_ends_finishes_what_it_has_or_cancels_it() {
     let engine = engine(vec![device("a", |making| {
         std::thread::sleep(Duration::from_millis(5));
-        making.batch().cancel.check()?;
+        making.batch.lock().cancel.check()?;
         send_images(making, 1);
         Ok(())
     })]);
@@ -350,7 +350,7 @@ fn an_engine_that_ends_finishes_what_it_has_or_cancels_it() {
     assert_eq!(seeds(short).0, [1, 2]);
     assert!(engine.submit(Job::new(request(1), 1)).is_err());
     let engine = self::engine(vec![device("a", |making| {
-        while making.batch().cancel.check().is_ok() {
+        while making.batch.lock().cancel.check().is_ok() {
             std::thread::sleep(Duration::from_millis(1));
         }
         Err(Error::cancelled())

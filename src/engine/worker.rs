@@ -1,9 +1,11 @@
 //! The thread of a device, which takes batches and generates their images as long as the engine lives.
 
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use super::executor::Executor;
 use super::running::RunningBatch;
@@ -23,12 +25,12 @@ impl Seat {
     }
 
     pub(super) fn get(&self) -> (Arc<Scheduler>, usize) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().clone()
     }
 
     /// Lets the device take batches from another scheduler, once the previous one has none left.
     pub(super) fn change(&self, scheduler: &Arc<Scheduler>, number: usize) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (Arc::clone(scheduler), number);
+        *self.0.lock() = (Arc::clone(scheduler), number);
     }
 }
 
@@ -64,7 +66,7 @@ fn run(device: &dyn Executor, number: usize, scheduler: &Scheduler, batch: Runni
     // The errors of a group already include the name of a device.
     let named = scheduler.has_several(number) && !device.is_group();
     let made = made.map_err(|e| if named && e.kind() != ErrorKind::Cancelled { e.on(device.name()) } else { e });
-    scheduler.end(&making.batch(), making.made(), made);
+    scheduler.end(&making.batch.lock(), making.made(), made);
 }
 
 /// Waits while the device is busy with a batch that has ended with an error. If no device responds, it does not wait:

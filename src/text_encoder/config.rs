@@ -113,10 +113,7 @@ impl TextEncoderConfig {
         let nested = component.config::<Nested>()?.and_then(|nested| nested.text_config);
         let (config, place) = match nested.map_or_else(|| component.config(), |raw| Ok(Some(raw)))? {
             Some(raw) => (Self::from_raw(raw, &component.place())?, component.place()),
-            None => {
-                let (config, said) = Self::from_file(component)?;
-                (config, said.place())
-            }
+            None => Self::from_file(component).map(|(config, said)| (config, said.place()))?,
         };
         config.check(&place)?;
         Ok(config)
@@ -156,20 +153,10 @@ impl TextEncoderConfig {
         })
     }
 
-    /// Returns the source of the values that no shape determines, for display.
-    ///
-    /// Errors as [`TextEncoderConfig::read`].
-    pub fn source(component: &Component) -> Result<String> {
-        match component.single_file() {
-            Some(_) => Ok(Self::from_file(component)?.1.source()),
-            None => Ok(component.place().path().to_string()),
-        }
-    }
-
     /// Reads the sizes of a single file, and its metadata.
     ///
     /// Errors if the file cannot be opened, lacks a layer that determines sizes, or has too little metadata.
-    fn from_file(component: &Component) -> Result<(Self, FileConfig)> {
+    pub(crate) fn from_file(component: &Component) -> Result<(Self, FileConfig)> {
         let files = component.tensors()?;
         let mut config = Self::from_shapes(component, &files)?;
         config.rope_theta = component.text_encoder_of().text_encoder_theta;

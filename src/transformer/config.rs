@@ -89,29 +89,16 @@ impl TransformerConfig {
                 check_class(component, &config)?;
                 (config, component.place())
             }
-            None => {
-                let (config, said) = Self::from_file(component)?;
-                (config, said.place())
-            }
+            None => Self::from_file(component).map(|(config, said)| (config, said.place()))?,
         };
         config.check(&place)?;
         Ok(config)
     }
 
-    /// Returns the source of the values that no shape determines, for display.
-    ///
-    /// Errors as [`TransformerConfig::read`].
-    pub fn source(component: &Component) -> Result<String> {
-        match component.single_file() {
-            Some(_) => Ok(Self::from_file(component)?.1.source()),
-            None => Ok(component.place().path().to_string()),
-        }
-    }
-
     /// Reads the sizes of a single file, and its metadata.
     ///
     /// Errors if the file cannot be opened, lacks a layer that determines sizes, or has too little metadata.
-    fn from_file(component: &Component) -> Result<(Self, FileConfig)> {
+    pub(crate) fn from_file(component: &Component) -> Result<(Self, FileConfig)> {
         let files = component.tensors()?;
         let mut config = super::config_from_shapes(component, &files)?;
         let mut implied = vec![

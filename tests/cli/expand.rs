@@ -8,7 +8,7 @@ use flux::input::read;
 use serde_json::Value;
 
 use super::{folder, texts};
-use crate::program::{Run, SMALL, draw, flux, names};
+use crate::program::{Run, SMALL, draw, flux, names, run};
 
 /// Returns the prompt and the template in an image.
 fn words(path: &Path) -> (String, Option<String>) {
@@ -21,10 +21,6 @@ fn words(path: &Path) -> (String, Option<String>) {
 
 fn bytes(path: &Path) -> Vec<u8> {
     fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
-}
-
-fn run(folder: &Path, words: &[&str]) -> Run {
-    Run::new(flux().current_dir(folder).args(words))
 }
 
 #[test]

@@ -7,13 +7,9 @@ use flux::input::read;
 use flux::rgb::Rgb;
 
 use super::{folder, texts};
-use crate::program::{Run, flux, names, project};
+use crate::program::{Run, names, project, run};
 
 const FLAGS: [&str; 10] = ["-p", "a red heart", "-S", "3", "-W", "64", "-H", "48", "--device", "cpu"];
-
-fn run(folder: &Path, arguments: &[&str]) -> Run {
-    Run::new(flux().current_dir(folder).args(arguments))
-}
 
 /// Runs for an image of 64x48 with further flags.
 fn small(folder: &Path, more: &[&str]) -> Run {

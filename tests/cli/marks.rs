@@ -7,14 +7,10 @@ use flux::input::read;
 use serde_json::Value;
 
 use super::folder;
-use crate::program::{Run, SMALL, draw, flux, names};
+use crate::program::{Run, SMALL, draw, flux, names, run};
 
 const ENDINGS: [&str; 3] = ["png", "jpg", "webp"];
 const PROMPT: &str = "a zebra near the old lighthouse";
-
-fn run(folder: &Path, words: &[&str]) -> Run {
-    Run::new(flux().current_dir(folder).args(words))
-}
 
 /// Returns `true` if a file contains a word, in UTF-8 or in UTF-16.
 fn has(folder: &Path, name: &str, word: &str) -> bool {

@@ -6,7 +6,7 @@ use std::path::Path;
 use flux::input::{pixel_digest, read_alpha};
 use flux::rgb::Rgb;
 
-use crate::program::{Run, flux, folder};
+use crate::program::{Run, flux, folder, run};
 
 const SIDE: usize = 128;
 
@@ -14,10 +14,6 @@ const SIDE: usize = 128;
 fn heart(folder: &Path, flags: &[&str]) -> Run {
     let words = ["a red heart", "--size", "128", "-S", "3", "--device", "cpu"];
     Run::new(flux().current_dir(folder).args(words).args(flags))
-}
-
-fn run(folder: &Path, words: &[&str]) -> Run {
-    Run::new(flux().current_dir(folder).args(words))
 }
 
 fn image(folder: &Path, name: &str) -> (Rgb, Vec<u8>) {

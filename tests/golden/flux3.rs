@@ -22,7 +22,7 @@ use flux::vae::{self, Encoder, Grid};
 use flux::{Result, Tensor};
 
 use crate::flux3_base::write_base;
-use crate::support::{Golden, assert_close, golden, root};
+use crate::support::{Golden, assert_close, assert_near, golden, load, root};
 
 /// One image of golden/flux3/index.json.
 #[derive(serde::Deserialize)]
@@ -342,8 +342,7 @@ fn velocities_and_latents_are_those_of_the_reference() -> Result<()> {
 #[test]
 fn last_latents_and_images_are_those_of_the_reference() -> Result<()> {
     let models = Models::open();
-    let [distilled, base] = [&models.distilled, &models.base].map(|files| Model::load(Cpu::new(Precision::F32), files));
-    let (distilled, base) = (distilled?, base?);
+    let [distilled, base] = [&models.distilled, &models.base].map(load);
     for case in cases() {
         let model = if case.guidance.is_none() { &distilled } else { &base };
         let request = case.request(model)?;
@@ -363,8 +362,7 @@ fn last_latents_and_images_are_those_of_the_reference() -> Result<()> {
         let image = place.filter(|_| case.width.is_none()).map_or(whole.clone(), |place| input::cropped(&whole, place));
         let expected = input::read(&golden(&format!("flux3/{}.png", case.name))).unwrap();
         assert_eq!((image.width, image.height), (expected.width, expected.height), "{}", case.name);
-        let most = image.bytes.iter().zip(&expected.bytes).map(|(a, b)| a.abs_diff(*b)).max();
-        assert!(most <= Some(1), "{}: {most:?} of 255", case.name);
+        assert_near(&case.name, &image.bytes, &expected.bytes);
     }
     Ok(())
 }

@@ -1,18 +1,16 @@
 //! Whole images of random models: distilled and base, one file and shards, three dtypes, odd sizes.
 
-use flux::backend::cpu::{Cpu, Precision};
-use flux::pipeline::Model;
 use flux::text_encoder::Tokenizer;
 
 use crate::support::random_model::PRESETS;
-use crate::support::{Golden, assert_close, golden, images, preset};
+use crate::support::{Golden, assert_close, assert_near, golden, images, load, preset};
 
 #[test]
 fn images_are_within_one_level_of_the_reference() {
     let images = images();
     for name in PRESETS {
         let dir = preset(name);
-        let model = Model::load(Cpu::new(Precision::F32), &dir).unwrap();
+        let model = load(&dir);
         let latents = Golden::open(&format!("{name}.safetensors"));
         for row in images.iter().filter(|row| row.preset == name) {
             let tokens = Tokenizer::load(dir.tokenizer(), model.info().kind.template, model.info().max_sequence_length)
@@ -34,8 +32,7 @@ fn images_are_within_one_level_of_the_reference() {
             let image = model.generate(&request).unwrap();
             let expected = image::open(golden(&row.png)).unwrap().to_rgb8();
             assert_eq!((image.plan.width as u32, image.plan.height as u32), expected.dimensions());
-            let worst = image.rgb.iter().zip(expected.as_raw()).map(|(a, b)| a.abs_diff(*b)).max();
-            assert!(worst <= Some(1), "{what} differs by {worst:?} levels");
+            assert_near(&what, &image.rgb, expected.as_raw());
         }
     }
 }

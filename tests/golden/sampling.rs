@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use flux::backend::cpu::{Cpu, Precision};
+use flux::backend::cpu::Cpu;
 use flux::files::Array;
 use flux::pipeline::{Embeddings, Latents, Model, Request};
 use flux::sampler::{ScheduleKind, noise};
 use flux::stage::CancelFlag;
 
-use crate::support::{golden, preset};
+use crate::support::{assert_near, golden, load, preset};
 
 fn model(name: &str) -> Arc<Model<Cpu>> {
-    Model::load(Cpu::new(Precision::F32), &preset(name)).unwrap()
+    load(&preset(name))
 }
 
 fn request(prompt: &str) -> Request {
@@ -23,8 +23,7 @@ fn assert_drawn(model: &Arc<Model<Cpu>>, request: &Request, name: &str) {
     let image = model.generate(request).unwrap();
     let expected = image::open(golden(&format!("sampling-{name}.png"))).unwrap().to_rgb8();
     assert_eq!((image.plan.width as u32, image.plan.height as u32), expected.dimensions());
-    let worst = image.rgb.iter().zip(expected.as_raw()).map(|(a, b)| a.abs_diff(*b)).max();
-    assert!(worst <= Some(1), "{name} differs by {worst:?} levels");
+    assert_near(name, &image.rgb, expected.as_raw());
 }
 
 #[test]

@@ -9,7 +9,7 @@ use flux::ops::{ActiveTokens, TokenLayout, TokenSplit};
 use flux::tensor::Tensor;
 use flux::transformer::{self, Sequence, StepTimes, Transformer};
 
-use super::files;
+use crate::support::built_in;
 
 const REFERENCE: [usize; 2] = [3, 4];
 const IMAGE: [usize; 2] = [4, 5];
@@ -24,7 +24,7 @@ fn values<B: Backend>(backend: &B, rows: usize, cols: usize, seed: usize) -> Res
 /// Returns the velocities of the computed tokens, by an evaluation of all tokens and by one that reads its cached keys
 /// and values of the other tokens.
 fn both(is_active: impl Fn(usize) -> bool) -> Result<[Vec<f32>; 2]> {
-    let (cpu, files) = (Cpu::new(Precision::F32), files());
+    let (cpu, files) = (Cpu::new(Precision::F32), built_in());
     let (info, tensors) = (ModelInfo::read(&files)?, transformer::open(&files)?);
     let config = &info.transformer;
     let transformer = Transformer::load(&Weights::new(&cpu, &tensors), config)?;

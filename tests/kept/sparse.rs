@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use flux::backend::cpu::{Cpu, Precision};
 use flux::error::ErrorKind;
 use flux::files::ModelFiles;
-use flux::pipeline::{Change, Model, Request};
+use flux::pipeline::{Change, Request};
 use flux::rgb::Rgb;
 
 use super::{apart, drawn, model};
-use crate::support::{preset, root};
+use crate::support::{load, preset, root};
 
 const SIDE: usize = 256;
 const CELLS: usize = SIDE / 16;
@@ -88,26 +87,17 @@ fn latents_that_are_not_drawn_anew_are_those_of_the_full_edit_to_the_last_bit() 
 }
 
 #[test]
-fn a_single_step_makes_the_full_edit() {
+fn a_single_step_or_a_black_mask_makes_the_full_edit() {
     let model = model();
     let bytes = (0..3 * 64 * 64).map(|i| (i % 251) as u8).collect();
     let image = Arc::new(Rgb { width: 64, height: 64, bytes });
-    let request = Request { steps: Some(1), ..edit("a red star", &image, |cell| cell == 5) };
-    let (full, _) = drawn(&model, &request);
-    let (sparse, tokens) = drawn(&model, &Request { sparse: true, ..request });
-    assert!(sparse == full && tokens.is_some_and(|[computed, all]| computed == all), "{tokens:?}");
-}
-
-#[test]
-fn under_a_black_mask_nothing_is_computed_and_the_image_stays() {
-    let model = model();
-    let bytes = (0..3 * 64 * 64).map(|i| (i % 251) as u8).collect();
-    let image = Arc::new(Rgb { width: 64, height: 64, bytes });
-    let request = edit("a red star", &image, |_| false);
-    let (full, _) = drawn(&model, &request);
-    let (sparse, tokens) = drawn(&model, &Request { sparse: true, ..request });
-    // The first step computes all tokens, and records the keys and values for the others.
-    assert!(sparse == full && tokens.is_some_and(|[computed, all]| 4 * computed == all), "{tokens:?}");
+    let one_step = Request { steps: Some(1), ..edit("a red star", &image, |cell| cell == 5) };
+    // The first of four steps computes all tokens, and records the keys and values for the others.
+    for (request, steps) in [(one_step, 1), (edit("a red star", &image, |_| false), 4)] {
+        let (full, _) = drawn(&model, &request);
+        let (sparse, tokens) = drawn(&model, &Request { sparse: true, ..request });
+        assert!(sparse == full && tokens.is_some_and(|[computed, all]| steps * computed == all), "{tokens:?}");
+    }
 }
 
 #[test]
@@ -138,7 +128,7 @@ fn what_cannot_be_sparse_is_refused_and_says_why() {
     }
     let flux3 = ModelFiles::open(&root().join("tests/golden/flux3/model")).expect("the golden model");
     for (files, why) in [(preset("kv"), "cached keys"), (preset("base"), "with guidance"), (flux3, "early blocks")] {
-        let other = Model::load(Cpu::new(Precision::F32), &files).expect("a model of the tests");
+        let other = load(&files);
         let error = other.plan(&Request { sparse: true, ..masked.clone() }).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
     }

@@ -2,14 +2,12 @@
 
 use std::sync::Arc;
 
-use flux::backend::cpu::{Cpu, Precision};
-use flux::files::ModelFiles;
-use flux::pipeline::{Model, Request};
+use flux::pipeline::Request;
 use flux::stage::CancelFlag;
 use safetensors::tensor::Dtype;
 
 use super::{frame, images, raw, raw_flags, run};
-use crate::program::project;
+use crate::support::{assert_near, built_in, load};
 use crate::tiny_decoder::{TinyDecoder, diffusers_name};
 
 #[test]
@@ -26,16 +24,14 @@ fn a_tiny_decoder_makes_the_images_where_it_is_given() {
     let (whole, tiny) = (drawn(&[]), drawn(&["--preview-decoder", "taef2.safetensors"]));
     assert!(tiny.len() == 3 && tiny[0] == tiny[2] && tiny[0] != tiny[1] && tiny[0] != whole[0]);
 
-    let files = ModelFiles::open(&project("models/tiny")).unwrap();
-    let model = Model::load(Cpu::new(Precision::F32), &files).unwrap();
+    let model = load(&built_in());
     let references = vec![Arc::new(frame(1))];
     let request = Request { references, steps: Some(1), ..Request::new("a red circle", 7) };
     let mut session = model.session_of(&[request], &CancelFlag::default()).unwrap();
     session.watch(&mut |_| {}).unwrap();
     session.step(&mut |_| {}).unwrap();
     let expected = decoder.image(&session.predicted().unwrap().unwrap(), [4, 4]);
-    let apart = tiny[0].bytes.iter().zip(&expected.bytes).map(|(a, b)| a.abs_diff(*b)).max();
-    assert!(apart <= Some(1), "{apart:?}");
+    assert_near("a preview", &tiny[0].bytes, &expected.bytes);
 }
 
 #[test]

@@ -5,16 +5,15 @@ use std::path::Path;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use flux::backend::cpu::{Cpu, Precision};
-use flux::files::ModelFiles;
 use flux::input::read;
-use flux::pipeline::{Model, Request};
+use flux::pipeline::Request;
 use flux::rgb::Rgb;
 use flux::stage::CancelFlag;
 use safetensors::tensor::Dtype;
 
 use super::folder;
 use crate::program::{Run, flux, project};
+use crate::support::{assert_near, built_in, load};
 use crate::tiny_decoder::{TinyDecoder, diffusers_name};
 
 /// The flags of the image.
@@ -67,15 +66,13 @@ fn steps_are_shown_as_the_decoder_draws_them() {
     let (by_variable, ..) = shown(&[("FLUX_PREVIEW_DECODER", "taef2.safetensors")], &[]);
     assert!(by_variable == tiny);
 
-    let files = ModelFiles::open(&project("models/tiny")).unwrap();
-    let model = Model::load(Cpu::new(Precision::F32), &files).unwrap();
+    let model = load(&built_in());
     let request = Request { width: Some(48), height: Some(32), steps: Some(2), ..Request::new("a cat", 1) };
     let mut session = model.session_of(&[request], &CancelFlag::default()).unwrap();
     session.watch(&mut |_| {}).unwrap();
     session.step(&mut |_| {}).unwrap();
     let expected = decoder.image(&session.predicted().unwrap().unwrap(), [2, 3]);
-    let apart = tiny.bytes.iter().zip(&expected.bytes).map(|(a, b)| a.abs_diff(*b)).max();
-    assert!(apart <= Some(1), "{apart:?}");
+    assert_near("a preview", &tiny.bytes, &expected.bytes);
 }
 
 #[test]

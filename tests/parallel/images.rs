@@ -13,18 +13,10 @@ use flux::pipeline::{Area, Change, Image, Model, Parallel, RegionPrompt, Request
 use flux::rgb::Rgb;
 use flux::stage::{CancelFlag, Stage};
 
-use crate::support::preset;
 use crate::support::random_model::{self, RandomModel};
+use crate::support::{built_in, load, preset};
 
 const WORLDS: [usize; 2] = [2, 4];
-
-fn default_model() -> ModelFiles {
-    ModelFiles::open(&crate::support::root().join("models/tiny")).expect("the default model")
-}
-
-fn alone(files: &ModelFiles) -> Arc<Model<Cpu>> {
-    Model::load(Cpu::new(Precision::F32), files).expect("a model of the tests")
-}
 
 fn parallel(files: &ModelFiles, world: usize) -> Parallel<Cpu> {
     parallel_within(files, world, Cpu::GROUP_LIMIT)
@@ -58,7 +50,7 @@ fn generate(parallel: &Parallel<Cpu>, request: &Request, count: usize) -> flux::
 /// Observed: one level in few bytes, by rounding.
 #[track_caller]
 fn assert_same(files: &ModelFiles, worlds: &[usize], request: &Request, count: usize, what: &str) {
-    let expected = alone(files).generate_batch(request, count).unwrap();
+    let expected = load(files).generate_batch(request, count).unwrap();
     for &world in worlds {
         let parallel = parallel(files, world);
         let made = generate(&parallel, request, count).unwrap();
@@ -82,13 +74,13 @@ fn assert_same(files: &ModelFiles, worlds: &[usize], request: &Request, count: u
 fn devices_that_share_an_image_take_no_regions() {
     let regions = vec![RegionPrompt { prompt: "a cat".to_string(), area: Area::Box([0, 0, 1000, 500]) }];
     let request = Request { regions, ..sized("a meadow", 1, [64, 64]) };
-    let error = generate(&parallel(&default_model(), 2), &request, 1).unwrap_err();
+    let error = generate(&parallel(&built_in(), 2), &request, 1).unwrap_err();
     assert!(error.field() == Some(Field::Regions) && error.to_string().contains("hint"), "{error}");
 }
 
 #[test]
 fn several_devices_make_the_image_of_one() {
-    let files = default_model();
+    let files = built_in();
     assert_same(&files, &WORLDS, &sized("a red heart", 1, [208, 176]), 1, "208 x 176");
     assert_same(&files, &[8], &sized("a red heart", 1, [48, 144]), 1, "48 x 144");
     // Fewer rows of packed latents than devices, and even fewer tokens.
@@ -98,7 +90,7 @@ fn several_devices_make_the_image_of_one() {
 
 #[test]
 fn a_batch_is_shared_sample_by_sample() {
-    assert_same(&default_model(), &WORLDS, &sized("a blue star", 5, [48, 80]), 2, "two images");
+    assert_same(&built_in(), &WORLDS, &sized("a blue star", 5, [48, 80]), 2, "two images");
     assert_same(&preset("tiny"), &WORLDS, &sized("a cat", 5, [48, 80]), 3, "three images of a random model");
 }
 
@@ -126,7 +118,7 @@ fn guidance_is_shared_with_prompts_of_one_length_and_of_two() {
 fn references_are_shared_in_the_sequence_and_as_cached_keys() {
     let references = vec![picture(48, 80, 0), picture(32, 16, 9)];
     let request = Request { references, ..sized("a cat", 4, [80, 48]) };
-    assert_same(&default_model(), &WORLDS, &request, 1, "references");
+    assert_same(&built_in(), &WORLDS, &request, 1, "references");
     assert_same(&preset("kv"), &[3], &request, 1, "cached references");
     let small = Request { references: vec![picture(16, 16, 3)], ..request };
     assert_same(&preset("kv"), &[3], &small, 1, "one token of references, which one of three devices has");
@@ -140,14 +132,14 @@ fn inpainting_is_shared() {
         change: changed(picture(80, 112, 5), is_reference, strength),
         ..sized("a red star", 6, [80, 112])
     };
-    assert_same(&default_model(), &WORLDS, &changed(false, 1.0), 1, "inpainting");
-    assert_same(&default_model(), &[2], &changed(true, 0.5), 1, "inpainting from a reference");
+    assert_same(&built_in(), &WORLDS, &changed(false, 1.0), 1, "inpainting");
+    assert_same(&built_in(), &[2], &changed(true, 0.5), 1, "inpainting from a reference");
 }
 
 #[test]
 fn latents_and_features_are_those_of_one_device_and_progress_comes_from_the_first() {
-    let (files, request) = (default_model(), sized("a red heart", 1, [48, 80]));
-    let expected = alone(&files).latents(&request).unwrap();
+    let (files, request) = (built_in(), sized("a red heart", 1, [48, 80]));
+    let expected = load(&files).latents(&request).unwrap();
     let parallel = parallel(&files, 2);
     let (mut steps, cancel) = (Vec::new(), CancelFlag::default());
     let mut report = |progress: flux::stage::Progress| {
@@ -166,7 +158,7 @@ fn latents_and_features_are_those_of_one_device_and_progress_comes_from_the_firs
 
 #[test]
 fn the_first_cause_on_any_device_ends_the_image_and_the_next_image_is_made() {
-    let (parallel, request) = (parallel(&default_model(), 2), sized("a cat", 1, [32, 48]));
+    let (parallel, request) = (parallel(&built_in(), 2), sized("a cat", 1, [32, 48]));
     let never = CancelFlag::default();
     for bad in 0..2 {
         for steps in 0..=2 {
@@ -196,7 +188,7 @@ fn the_first_cause_on_any_device_ends_the_image_and_the_next_image_is_made() {
 #[test]
 fn a_device_that_hangs_is_named_and_left_behind() {
     let limit = Duration::from_millis(1500);
-    let (parallel, request) = (parallel_within(&default_model(), 2, limit), sized("a cat", 1, [32, 48]));
+    let (parallel, request) = (parallel_within(&built_in(), 2, limit), sized("a cat", 1, [32, 48]));
     let (release, released) = mpsc::channel::<()>();
     let released = Mutex::new(released);
     let hung = parallel.run(&request, 1, &CancelFlag::default(), &mut |_| {}, move |rank, mut session, report| {
@@ -220,7 +212,7 @@ fn a_device_that_hangs_is_named_and_left_behind() {
 
 #[test]
 fn a_flag_that_is_set_within_a_step_ends_all_devices() {
-    let (parallel, cancel) = (parallel(&default_model(), 2), CancelFlag::default());
+    let (parallel, cancel) = (parallel(&built_in(), 2), CancelFlag::default());
     let request = Request { steps: Some(50), ..sized("a cat", 1, [64, 64]) };
     let mut reports = 0;
     let mut report = |progress: flux::stage::Progress| {
@@ -237,7 +229,7 @@ fn a_flag_that_is_set_within_a_step_ends_all_devices() {
 
 #[test]
 fn a_panic_of_the_caller_ends_all_devices() {
-    let (parallel, start) = (parallel(&default_model(), 2), Instant::now());
+    let (parallel, start) = (parallel(&built_in(), 2), Instant::now());
     let request = Request { steps: Some(50), ..sized("a cat", 1, [256, 256]) };
     let run = || parallel.generate_batch(&request, 1, &CancelFlag::default(), &mut |_| panic!("a defect of a caller"));
     assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
@@ -251,7 +243,7 @@ fn a_panic_of_the_caller_ends_all_devices() {
 
 #[test]
 fn devices_that_are_no_group_are_refused() {
-    let files = default_model();
+    let files = built_in();
     let load = |backends| Parallel::load(backends, &files).err().expect("no group").to_string();
     let mut ranks = Cpu::group(Precision::F32, 2, Cpu::GROUP_LIMIT).unwrap();
     assert!(load(Vec::new()).contains("at least 1 device"));
@@ -259,7 +251,7 @@ fn devices_that_are_no_group_are_refused() {
     ranks.reverse();
     assert!(load(ranks).contains("device 0 of 2 is rank 1 of 2"));
     let ranks = Cpu::group(Precision::F32, 2, Cpu::GROUP_LIMIT).unwrap();
-    let of = |(rank, cpu): (usize, Cpu)| Model::load(cpu, &if rank == 0 { default_model() } else { preset("tiny") });
+    let of = |(rank, cpu): (usize, Cpu)| Model::load(cpu, &if rank == 0 { built_in() } else { preset("tiny") });
     let models = ranks.into_iter().enumerate().map(|rank| of(rank).unwrap()).collect();
     assert!(Parallel::new(models).err().expect("two models").to_string().contains("a different model"));
     let three = Cpu::group(Precision::F32, 3, Cpu::GROUP_LIMIT).unwrap();

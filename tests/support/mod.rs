@@ -9,10 +9,11 @@ use std::collections::HashMap;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::{LazyLock, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
+use flux::backend::cpu::{Cpu, Precision};
 use flux::files::ModelFiles;
-use flux::pipeline::Request;
+use flux::pipeline::{Model, Request};
 use random_model::RandomModel;
 use safetensors::{Dtype, SafeTensors};
 
@@ -66,6 +67,25 @@ pub fn preset(name: &str) -> ModelFiles {
         dir
     });
     ModelFiles::open(dir.path()).unwrap()
+}
+
+/// The built-in model.
+pub fn built_in() -> ModelFiles {
+    ModelFiles::open(&root().join("models/tiny")).unwrap()
+}
+
+/// Loads a model, on the CPU.
+pub fn load(files: &ModelFiles) -> Arc<Model<Cpu>> {
+    Model::load(Cpu::new(Precision::F32), files).unwrap()
+}
+
+/// Fails if a byte of an image is more than one level from the expected one.
+#[track_caller]
+pub fn assert_near(what: &str, got: &[u8], expected: &[u8]) {
+    assert_eq!(got.len(), expected.len(), "{what}");
+    let worst = got.iter().zip(expected).map(|(a, b)| a.abs_diff(*b)).max();
+    println!("{what}: {worst:?}");
+    assert!(worst <= Some(1), "{what}: {worst:?} levels");
 }
 
 /// One image of golden/pipeline.json.

@@ -24,6 +24,11 @@ pub fn takes_long_form() -> bool {
     std::env::var_os("FLUX_TEST_ALL").is_some()
 }
 
+/// Runs the program in `folder`.
+pub fn run(folder: &Path, words: &[&str]) -> Run {
+    Run::new(flux().current_dir(folder).args(words))
+}
+
 /// Runs for the smallest image in `folder`, with further flags.
 pub fn draw(folder: &Path, flags: &[&str]) -> Run {
     Run::new(flux().current_dir(folder).args(SMALL).args(flags))

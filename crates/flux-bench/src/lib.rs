@@ -107,11 +107,8 @@ pub fn run<B: Backend>(
     let Some((_, backend)) = devices.first() else { return Err(Error::usage("there is no device to measure")) };
     let shapes = shapes_of(model)?;
     let mut bench = Bench::new(backend, devices, settings.rounded(&shapes), print)?;
-    let wanted = |name: fn(usize) -> String| -> Vec<usize> {
-        bench.settings.sizes.iter().copied().filter(|&size| bench.wants(&name(size))).collect()
-    };
-    let (stages, encodes, edits) = (wanted(stages::name), wanted(stages::encode_name), bench.edits()?);
-    let adapted = wanted(adapters::name);
+    let (stages, encodes, edits) = (bench.wanted(stages::name), bench.wanted(stages::encode_name), bench.edits()?);
+    let adapted = bench.wanted(adapters::name);
     let measures_images = !stages.is_empty() || !edits.is_empty();
     let shared = bench.shared();
     let measures_model = measures_images || !shared.is_empty() || !encodes.is_empty() || !adapted.is_empty();
@@ -166,12 +163,9 @@ pub fn run_over<B: Backend>(
     let Some(first) = ranks.first() else { return Err(Error::usage("at least one device is required")) };
     let shapes = shapes_of(model)?;
     let mut bench = Bench::new(first, &[], settings.rounded(&shapes), print)?;
-    let sizes = bench.settings.sizes.clone();
-    let stages: Vec<usize> = sizes.iter().copied().filter(|&size| bench.wants(&stages::name(size))).collect();
-    let edits = bench.edits()?;
+    let (stages, edits) = (bench.wanted(stages::name), bench.edits()?);
     if ranks.len() > 1 {
-        let exchanges: Vec<usize> =
-            sizes.into_iter().filter(|&size| bench.wants(&exchanges::name(size, ranks.len()))).collect();
+        let exchanges = bench.wanted(|size| exchanges::name(size, ranks.len()));
         exchanges::measure(&mut bench, ranks, &shapes, &exchanges)?;
     }
     if stages.is_empty() && edits.is_empty() {
@@ -193,18 +187,13 @@ impl Settings {
 
     /// Returns `true` if any stages of images are selected.
     fn wants_stages(&self) -> bool {
-        let edit =
-            |&size: &usize| self.references.iter().any(|&references| self.wants(&Edit { size, references }.name()));
-        self.sizes.iter().any(|&size| self.wants(&stages::name(size))) || self.sizes.iter().any(edit)
+        let edit = |size| self.references.iter().any(|&references| self.wants(&Edit { size, references }.name()));
+        self.sizes.iter().any(|&size| self.wants(&stages::name(size)) || edit(size))
     }
 
     /// Returns `true` if any measurement of a group of this many devices is selected. Sizes must be rounded.
     fn wants_group(&self, devices: usize) -> bool {
-        self.wants_stages() || self.wants_exchanges(devices)
-    }
-
-    fn wants_exchanges(&self, devices: usize) -> bool {
-        self.sizes.iter().any(|&size| self.wants(&exchanges::name(size, devices)))
+        self.wants_stages() || self.sizes.iter().any(|&size| self.wants(&exchanges::name(size, devices)))
     }
 
     /// Rounds sizes to supported ones and removes repeats: for a repeated size, the prompt would be cached.
@@ -332,6 +321,11 @@ impl<'a, B: Backend> Bench<'a, B> {
         self.settings.wants(name)
     }
 
+    /// Returns the sizes whose measurement of this name is selected.
+    fn wanted(&self, name: impl Fn(usize) -> String) -> Vec<usize> {
+        self.settings.sizes.iter().copied().filter(|&size| self.wants(&name(size))).collect()
+    }
+
     /// Returns the selected images with references.
     ///
     /// Errors when an image is too small for a reference.
@@ -345,9 +339,8 @@ impl<'a, B: Backend> Bench<'a, B> {
 
     /// Returns the selected sizes for throughput on all devices; empty for a single device.
     fn shared(&self) -> Vec<usize> {
-        let several = self.devices.len() > 1;
-        let wanted = |size: &usize| several && self.wants(&replicas::name(*size, self.devices.len()));
-        self.settings.sizes.iter().copied().filter(wanted).collect()
+        let devices = self.devices.len();
+        if devices > 1 { self.wanted(|size| replicas::name(size, devices)) } else { Vec::new() }
     }
 
     /// Opens the model.

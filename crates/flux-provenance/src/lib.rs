@@ -75,7 +75,7 @@ impl Sign for Signer {
         let mut signed = Cursor::new(Vec::new());
         builder(claim)
             .and_then(|mut builder| {
-                builder.sign(&*self.signer, mime_type(format), &mut Cursor::new(file), &mut signed).map(drop)
+                builder.sign(&*self.signer, format.media_type(), &mut Cursor::new(file), &mut signed).map(drop)
             })
             .map_err(|e| Error::new(format!("cannot add the C2PA manifest: {e}")))?;
         Ok(signed.into_inner())
@@ -150,7 +150,7 @@ pub fn check(file: &[u8], format: ImageFormat, trusted: Option<&str>) -> Result<
     let wrong = |e: c2pa::Error| Error::usage(format!("cannot read the certificates: {e}")).for_field(Field::Trust);
     let settings = Settings::new().with_json(&settings.to_string()).map_err(wrong)?;
     let context = Context::new().with_settings(settings).map_err(wrong)?;
-    let reader = match Reader::from_context(context).with_stream(mime_type(format), Cursor::new(file)) {
+    let reader = match Reader::from_context(context).with_stream(format.media_type(), Cursor::new(file)) {
         Ok(reader) => reader,
         Err(error) => return Ok(Manifest::Broken(error.to_string())),
     };
@@ -164,14 +164,6 @@ pub fn check(file: &[u8], format: ImageFormat, trusted: Option<&str>) -> Result<
             Manifest::Broken(codes.collect::<Vec<_>>().join(", "))
         }
     })
-}
-
-fn mime_type(format: ImageFormat) -> &'static str {
-    match format {
-        ImageFormat::Png => "image/png",
-        ImageFormat::Jpeg => "image/jpeg",
-        ImageFormat::Webp => "image/webp",
-    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use flux::default_model::default_model;
@@ -14,6 +14,7 @@ use flux::sampler::empirical_shift;
 use flux::{CancelFlag, Device, Error, Field, Observer, Progress, Result};
 use flux_hub::Wanted;
 use flux_runtime::{allocator, threads};
+use parking_lot::Mutex;
 use pyo3::prelude::*;
 
 use crate::errors::{OrRaise, keyword};
@@ -91,7 +92,7 @@ impl Engine {
 
     /// Cancels the jobs of the engine, and frees its devices.
     fn close(&self, py: Python<'_>) {
-        let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let engine = self.engine.lock().take();
         // In a forked process, the threads that dropping it waits for do not exist.
         if process::id() == self.process {
             py.detach(|| drop(engine));
@@ -173,7 +174,7 @@ impl Engine {
                 return Err(Error::usage("this engine was opened by the parent process, and its threads are not here")
                     .hint("open an engine in each process, or start processes with multiprocessing's `spawn`"));
             }
-            let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let engine = self.engine.lock().clone();
             engine.ok_or_else(|| Error::usage("the engine is closed").hint("open another `flux.Engine`"))
         };
         engine().or_raise(py)
@@ -182,7 +183,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        let engine = self.engine.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let engine = self.engine.get_mut().take();
         if process::id() != self.process {
             std::mem::forget(engine);
             return;
@@ -250,7 +251,7 @@ fn variant(name: &str) -> Result<Variant> {
 /// Errors if they are running and another number is requested, or if no thread can start.
 fn start_threads(wanted: Option<u64>) -> Result<()> {
     static STARTED: Mutex<bool> = Mutex::new(false);
-    let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut started = STARTED.lock();
     if *started && wanted.is_some() {
         return Err(Error::usage("the threads of this process are already running")
             .for_field(Field::Threads)

@@ -1,10 +1,10 @@
 //! A submitted job: its events, and its images.
 
-use std::sync::{Mutex, PoisonError};
 use std::task::Poll;
 
 use flux::engine::InOrder;
 use flux::{CancelFlag, Event};
+use parking_lot::Mutex;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 
@@ -29,7 +29,7 @@ impl Ticket {
     /// cancels the job.
     fn receive(&self, py: Python<'_>) -> PyResult<Option<Event>> {
         loop {
-            let wait = || self.events.lock().unwrap_or_else(PoisonError::into_inner).next_within(POLL);
+            let wait = || self.events.lock().next_within(POLL);
             let next = py.detach(wait);
             if let Err(raised) = py.check_signals() {
                 self.cancel.cancel();

@@ -126,11 +126,7 @@ impl Store {
     }
 
     pub async fn has(&self, name: &str) -> Result<bool> {
-        match self.objects.head(&Path::from(name)).await {
-            Ok(_) => Ok(true),
-            Err(StoreError::NotFound { .. }) => Ok(false),
-            Err(e) => Err(self.error(name, "look up", &e)),
-        }
+        Ok(self.written(name).await?.is_some())
     }
 
     /// Returns the Unix time in seconds at which an object was written, or `None` if it does not exist.

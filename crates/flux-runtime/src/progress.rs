@@ -204,23 +204,22 @@ impl Console {
 
     /// Ends the last stage.
     pub fn finish(&mut self) {
-        let now = Instant::now();
-        self.log.iter_mut().for_each(|log| log.finish(now).iter().for_each(|line| mirror::write(line)));
-        match &mut self.stages {
-            Stages::Nothing | Stages::Images(_) => {}
-            Stages::Bars(current) => clear(current),
-            Stages::Lines(log) => log.finish(now).iter().for_each(|line| show(line)),
-        }
+        self.end(mirror::write, show);
     }
 
     /// Drops a stage that an error or a signal ended: its bar disappears, and no line reports it as done.
     pub fn break_off(&mut self) {
+        self.end(|_| {}, |_| {});
+    }
+
+    /// Ends the last stage. The lines that report it as done go to the log and to the terminal.
+    fn end(&mut self, log_line: fn(&str), show_line: fn(&str)) {
         let now = Instant::now();
-        self.log.iter_mut().for_each(|log| drop(log.finish(now)));
+        self.log.iter_mut().for_each(|log| log.finish(now).iter().for_each(|line| log_line(line)));
         match &mut self.stages {
             Stages::Nothing | Stages::Images(_) => {}
             Stages::Bars(current) => clear(current),
-            Stages::Lines(log) => drop(log.finish(now)),
+            Stages::Lines(log) => log.finish(now).iter().for_each(|line| show_line(line)),
         }
     }
 }

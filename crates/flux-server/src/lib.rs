@@ -32,11 +32,11 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use axum::Router;
 use axum::extract::{ConnectInfo, DefaultBodyLimit, Request};
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use axum::{Extension, Router};
 use flux::{Error, Result};
 use rmcp::ServiceExt;
 use tokio::runtime::{Builder, Runtime};
@@ -44,6 +44,7 @@ use tokio::sync::{oneshot, watch};
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt as _;
 
+use self::http::address::Address;
 use self::http::client::Client;
 use self::http::config::{Config, Limits};
 use self::http::error::ApiError;
@@ -57,11 +58,12 @@ use self::jobs::metrics::Metrics;
 use self::jobs::models::Models;
 use self::jobs::queue::Queue;
 use self::jobs::record::JobRecord;
+use self::jobs::request::Route;
 use self::jobs::store::Store;
 use self::jobs::upsampling::Upsampling;
 #[cfg(feature = "queue")]
 use self::jobs::workers::Workers;
-use self::wire::{a1111, batches, comfy, health, live, mcp, openai, openapi, own_jobs};
+use self::wire::{FromClient, a1111, batches, comfy, health, live, mcp, openai, openapi, own_jobs};
 use flux_runtime::{allocator, threads};
 
 /// The interval between removals of expired results, and the number of intervals after which free memory is returned to
@@ -378,10 +380,15 @@ const LAST_THREADS: Duration = Duration::from_secs(1);
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
 
 fn routes(app: &Arc<App>) -> Router {
+    let images = |route: Route| {
+        post(move |from: FromClient, address: Extension<Address>, request: Request| {
+            openai::images(from, address, request, route)
+        })
+    };
     let routes = Router::new()
-        .route("/v1/images/generations", post(openai::generations))
-        .route("/v1/images/edits", post(openai::edits))
-        .route("/v1/images/upscale", post(openai::upscale))
+        .route("/v1/images/generations", images(Route::Generations))
+        .route("/v1/images/edits", images(Route::Edits))
+        .route("/v1/images/upscale", images(Route::Upscale))
         .route("/v1/models", get(openai::models))
         .route("/v1/models/{*name}", get(openai::model))
         .route("/v1/files/{name}", get(openai::file))

@@ -5,10 +5,11 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use flux::upscaler::UpscalerFile;
+use parking_lot::Mutex;
 
 use crate::http::error::{ApiError, Result, shown};
 
@@ -106,7 +107,7 @@ impl Upscalers {
     pub fn open(&self, name: &str) -> Result<Arc<UpscalerFile>> {
         let path = self.find(name)?;
         let changed = fs::metadata(&path).and_then(|data| data.modified()).ok();
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         let known = open.iter().position(|known| known.path == path && known.changed == changed);
         let opened = match known {
             Some(place) => open.remove(place),

@@ -1,7 +1,6 @@
 //! Predictions of a scheduler: positions, remaining times, and batches that hang.
 
 use std::collections::HashMap;
-use std::sync::{PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use super::super::estimate::{Ahead, Cost, Lanes, is_any_late};
@@ -24,14 +23,14 @@ impl Scheduler {
     /// Returns the position of the first of these jobs, and the time at which all of them are done. `None` if none is
     /// left.
     pub fn ahead(&self, ids: &[JobId]) -> Option<Ahead> {
-        let mut newest = self.predicted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut newest = self.predicted.lock();
         let now = Instant::now();
         let is_young = |known: &Predicted| {
             ids.iter().any(|id| known.ahead.contains_key(id))
                 && now.saturating_duration_since(known.at) < known.took * REUSE
         };
         if !newest.as_ref().is_some_and(is_young) {
-            let state = self.state();
+            let state = self.state.lock();
             if newest.as_ref().is_none_or(|known| known.version != state.version) {
                 let (version, ahead) = (state.version, state.predict(now));
                 *newest = Some(Predicted { version, at: now, took: now.elapsed(), ahead });
@@ -54,7 +53,7 @@ impl Scheduler {
 
     /// Returns the estimated seconds until all jobs and more images of one cost are done, if known.
     pub(in crate::engine) fn seconds_with(&self, more: Option<(Cost, usize)>) -> Option<f64> {
-        let state = self.state();
+        let state = self.state.lock();
         let mut lanes = state.lanes(Instant::now()).0;
         for job in state.queue.iter() {
             lanes.give(state.seconds(job.id).map(|seconds| seconds * job.images as f64));
@@ -70,14 +69,9 @@ impl Scheduler {
     /// Returns `true` if a batch has made no progress for too long. If no image was timed, `start` is the time that a
     /// small image may take. Does not wait for the lock.
     pub fn is_stuck(&self, start: Duration) -> bool {
-        let is_late = |state: &State| {
+        self.state.try_lock().is_some_and(|state| {
             is_any_late(state.running.iter().map(|running| &running.pace), &state.rates, start, Instant::now())
-        };
-        match self.state.try_lock() {
-            Ok(state) => is_late(&state),
-            Err(TryLockError::WouldBlock) => false,
-            Err(TryLockError::Poisoned(state)) => is_late(&state.into_inner()),
-        }
+        })
     }
 }
 

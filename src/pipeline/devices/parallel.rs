@@ -2,10 +2,12 @@
 
 use std::any::Any;
 use std::panic::{self, AssertUnwindSafe};
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use crate::backend::Backend;
 use crate::error::{Error, ErrorKind, Result};
@@ -163,7 +165,7 @@ impl<B: Backend> Parallel<B> {
         report: &mut dyn FnMut(Progress),
         work: impl Fn(usize, Session<B>, &mut dyn FnMut(Progress)) -> Result<T> + Send + Sync + 'static,
     ) -> Result<T> {
-        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut threads = self.threads.lock();
         threads.retain(|thread| !thread.is_finished());
         if let Some(late) = threads.first() {
             let name = late.thread().name().unwrap_or("a device").to_string();
@@ -270,7 +272,7 @@ impl<B: Backend> Parallel<B> {
     /// Returns `true` if a device is still busy with an image that has ended with an error.
     pub(crate) fn is_late(&self) -> bool {
         let threads = self.threads.try_lock();
-        threads.is_ok_and(|threads| threads.iter().any(|thread| !thread.is_finished()))
+        threads.is_some_and(|threads| threads.iter().any(|thread| !thread.is_finished()))
     }
 
     fn abort(&self, cause: &Error) {

@@ -1,6 +1,8 @@
 //! One model on several devices, or on groups of devices.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
@@ -20,7 +22,7 @@ use crate::pipeline::session::shared_text::{HostPrompts, SharedText};
 /// The first device loads the weights from the files. The others copy weights from the first device if they are
 /// linked to it and compute alike; otherwise they load them from the same memory pages. Each device plans its own
 /// memory. Devices of one kind give the same bytes as a single one of them that makes the same batches; an image that
-/// is alone in its batch equals the image of [`Model::generate`].
+/// is alone in its batch equals the image of [`Model::generate`]. Clones share the devices.
 ///
 /// ```no_run
 /// use flux::backend::cuda::Cuda;
@@ -38,19 +40,12 @@ use crate::pipeline::session::shared_text::{HostPrompts, SharedText};
 /// assert_eq!((images.len(), images[7].plan.seed), (8, 49));
 /// # Ok::<(), flux::Error>(())
 /// ```
+#[derive(Clone)]
 pub struct Replicas<B: Backend> {
     first: Arc<Replica<B>>,
     others: Arc<Mutex<Vec<Arc<Replica<B>>>>>,
     /// The text features that one device computes for the others.
     prompts: Arc<HostPrompts>,
-}
-
-/// Clones share the devices.
-impl<B: Backend> Clone for Replicas<B> {
-    fn clone(&self) -> Self {
-        let Self { first, others, prompts } = self;
-        Self { first: Arc::clone(first), others: Arc::clone(others), prompts: Arc::clone(prompts) }
-    }
 }
 
 /// One of several devices with the same model, or a group that generates each image together.
@@ -114,12 +109,8 @@ impl<B: Backend> Replicas<B> {
         let Some((name, backend)) = group.next() else { return Err(Error::usage("a group has no devices")) };
         let source = self.first.model();
         let replica = Arc::new(Replica::new((name, source.on(backend)?), group, source)?);
-        self.others().push(Arc::clone(&replica));
+        self.others.lock().push(Arc::clone(&replica));
         Ok(replica)
-    }
-
-    fn others(&self) -> MutexGuard<'_, Vec<Arc<Replica<B>>>> {
-        self.others.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the first device, which loads the weights from the files.
@@ -129,7 +120,7 @@ impl<B: Backend> Replicas<B> {
 
     /// Returns all devices.
     pub fn all(&self) -> Vec<Arc<Replica<B>>> {
-        [&self.first].into_iter().chain(&*self.others()).map(Arc::clone).collect()
+        [&self.first].into_iter().chain(&*self.others.lock()).map(Arc::clone).collect()
     }
 
     /// Returns the devices that generate `count` images: at most one device per image.

@@ -125,11 +125,12 @@ impl ComponentSummary {
             let Some((format, values)) = files.format(name) else { continue };
             *formats.entry(format).or_default() += values;
         }
-        let config = match &sizes {
-            Sizes::TextEncoder(_) => TextEncoderConfig::source(component),
-            Sizes::Transformer(_) => TransformerConfig::source(component),
-            Sizes::Vae(_) => VaeConfig::source(component),
-        }?;
+        let said = component.single_file().map(|_| match &sizes {
+            Sizes::TextEncoder(_) => TextEncoderConfig::from_file(component).map(|(_, said)| said),
+            Sizes::Transformer(_) => TransformerConfig::from_file(component).map(|(_, said)| said),
+            Sizes::Vae(_) => VaeConfig::from_file(component).map(|(_, said)| said),
+        });
+        let config = said.transpose()?.map_or_else(|| component.place().path().to_string(), |said| said.source());
         Ok(Self {
             role: component.role(),
             files: files.files().iter().map(|file| file.path().display().to_string()).collect(),

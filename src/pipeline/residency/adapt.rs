@@ -1,6 +1,6 @@
 //! Creation of transformers with a session's adapters.
 
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use crate::backend::{Backend, Storage};
 use crate::error::Result;
@@ -9,7 +9,7 @@ use crate::pipeline::request::needs::ActivationCost;
 use crate::pipeline::residency::Residency;
 use crate::pipeline::residency::adapted_cache::Adapted;
 use crate::pipeline::residency::placement::Placement;
-use crate::pipeline::residency::timings::Clock;
+use crate::pipeline::residency::timings::{Clock, Span};
 use crate::stage::Caller;
 use crate::transformer::Transformer;
 
@@ -39,16 +39,16 @@ impl<B: Backend> Residency<B> {
         // Makes the memory available to the new set. Later, dropping the graphs of the old set would wait for all of
         // the merging.
         self.forget(self.adapted.pop_if_full().map(|(key, _)| key));
-        let wish = *self.wished_placement();
+        let wish = *self.wished_placement.lock();
         let (of_memory, keeps_originals) = self.placement(base, set, needs);
         // A copy of a streamed weight would take memory that is not available.
         let placement =
             if base.block_weights().are_streamed() { Placement::Unmerged } else { wish.unwrap_or(of_memory) };
         let mut layers = base.layers().adapted(set.uses())?;
-        clock.factors_loaded()?;
+        clock.end(Span::Factors)?;
         if placement == Placement::Merged {
             layers = layers.merged(keeps_originals)?;
-            clock.merged()?;
+            clock.end(Span::Merge)?;
         }
         layers = layers.into_unmerged()?;
         let beside = layers.low_ranks();
@@ -92,15 +92,11 @@ impl<B: Backend> Residency<B> {
         (placement, !is_short(originals))
     }
 
-    fn wished_placement(&self) -> MutexGuard<'_, Option<Placement>> {
-        self.wished_placement.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// See [`Model::place_adapters`](crate::pipeline::Model::place_adapters).
     pub(crate) fn place_adapters(&self, wish: Option<Placement>) {
         // No set is created in the meantime.
         let _loading = self.loading();
-        *self.wished_placement() = wish;
+        *self.wished_placement.lock() = wish;
         while let Some((key, _)) = self.adapted.pop() {
             self.forget(Some(key));
         }

@@ -1,9 +1,10 @@
 //! Cache of the most recently used transformers with adapters.
 
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use lru::LruCache;
+use parking_lot::Mutex;
 
 use crate::backend::Backend;
 use crate::pipeline::request::adapters::SetKey;
@@ -32,13 +33,9 @@ impl<B: Backend> AdaptedCache<B> {
         Self(Mutex::new(LruCache::new(MAX_SETS)))
     }
 
-    fn sets(&self) -> MutexGuard<'_, LruCache<SetKey, Arc<Adapted<B>>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the transformer of a set, if it was created from `base`.
     pub(crate) fn get(&self, key: &SetKey, base: &Arc<Transformer<B>>) -> Option<Arc<Adapted<B>>> {
-        let found = self.sets().get(key).cloned();
+        let found = self.0.lock().get(key).cloned();
         found.filter(|adapted| adapted.base.as_ptr() == Arc::as_ptr(base))
     }
 
@@ -52,22 +49,22 @@ impl<B: Backend> AdaptedCache<B> {
     /// Removes and returns the least recently used transformer. The lock is released before it is dropped, which may
     /// wait.
     pub(crate) fn pop(&self) -> Option<(SetKey, Arc<Adapted<B>>)> {
-        self.sets().pop_lru()
+        self.0.lock().pop_lru()
     }
 
     /// Removes and returns the least recently used transformer if the cache is full.
     pub(crate) fn pop_if_full(&self) -> Option<(SetKey, Arc<Adapted<B>>)> {
-        let mut sets = self.sets();
+        let mut sets = self.0.lock();
         if sets.len() < MAX_SETS.get() { None } else { sets.pop_lru() }
     }
 
     /// Adds a transformer. Returns the one that it evicts or replaces.
     pub(crate) fn push(&self, key: &SetKey, adapted: &Arc<Adapted<B>>) -> Option<(SetKey, Arc<Adapted<B>>)> {
-        self.sets().push(key.clone(), Arc::clone(adapted))
+        self.0.lock().push(key.clone(), Arc::clone(adapted))
     }
 
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.sets().len()
+        self.0.lock().len()
     }
 }

@@ -1,7 +1,7 @@
 //! Cache of early results: texts and references after the early blocks, which process them before they join the image
 //! tokens.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
 
 use crate::backend::Backend;
 use crate::pipeline::request::adapters::SetKey;
@@ -43,20 +43,16 @@ impl<B: Backend> EarlyCache<B> {
 
     /// Returns views of the results of a key.
     pub(crate) fn get(&self, key: &EarlyKey) -> Option<Vec<Tensor<B>>> {
-        self.results().get(key).map(|results| views(results))
+        self.0.lock().get(key).map(|results| views(results))
     }
 
     /// Caches results that take `bytes` bytes.
     pub(crate) fn insert(&self, key: EarlyKey, results: &[Tensor<B>], bytes: u64) {
-        self.results().insert(key, views(results), bytes);
+        self.0.lock().insert(key, views(results), bytes);
     }
 
     pub(crate) fn clear(&self) {
-        self.results().clear();
-    }
-
-    fn results(&self) -> MutexGuard<'_, ByteCache<EarlyKey, Vec<Tensor<B>>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().clear();
     }
 }
 

@@ -1,7 +1,9 @@
 //! The results of a frame's steps, for later frames that differ in few tokens.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use parking_lot::Mutex;
 
 use crate::backend::Backend;
 use crate::pipeline::request::frame::FrameRequest;
@@ -48,21 +50,17 @@ impl<B: Backend> FrameStore<B> {
 
     /// Returns the frame if it has an equal request.
     pub(crate) fn get(&self, of: &FrameRequest) -> Option<Arc<StoredFrame<B>>> {
-        self.frame().as_ref().filter(|stored| stored.of.is_like(of)).map(Arc::clone)
+        self.0.lock().as_ref().filter(|stored| stored.of.is_like(of)).map(Arc::clone)
     }
 
     pub(crate) fn put(&self, of: FrameRequest, made: FrameKeys<B>, image: Vec<u8>) {
         let stored = StoredFrame { of, made, image, compared: AtomicUsize::new(0) };
-        let before = self.frame().replace(Arc::new(stored));
+        let before = self.0.lock().replace(Arc::new(stored));
         drop(before);
     }
 
     pub(crate) fn clear(&self) {
-        let before = self.frame().take();
+        let before = self.0.lock().take();
         drop(before);
-    }
-
-    fn frame(&self) -> MutexGuard<'_, Option<Arc<StoredFrame<B>>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

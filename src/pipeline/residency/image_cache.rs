@@ -1,9 +1,10 @@
 //! Cache of latents and of keys and values of input images, by their pixels.
 
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use lru::LruCache;
+use parking_lot::Mutex;
 
 use crate::backend::Backend;
 use crate::pipeline::residency::known::Known;
@@ -43,13 +44,13 @@ impl<B: Backend> ImageCache<B> {
 
     /// Returns a view of the latents of an image.
     pub(crate) fn latents(&self, image: &Arc<Rgb>) -> Option<Known<B>> {
-        lock(&self.latents).get(image).map(Known::view)
+        self.latents.lock().get(image).map(Known::view)
     }
 
     /// Caches the latents of an image, and returns a view of them.
     pub(crate) fn insert_latents(&self, image: &Arc<Rgb>, latents: Tensor<B>) -> Known<B> {
         let (cached, known) = Known::new(latents);
-        lock(&self.latents).put(Arc::clone(image), cached);
+        self.latents.lock().put(Arc::clone(image), cached);
         known
     }
 
@@ -60,7 +61,7 @@ impl<B: Backend> ImageCache<B> {
         weights: &[f32],
         transformer: &Arc<Transformer<B>>,
     ) -> Option<Arc<KeyCache<B>>> {
-        let mut caches = lock(&self.reference_caches);
+        let mut caches = self.reference_caches.lock();
         let found = caches
             .get(&(references.to_vec(), bits(weights)))
             .filter(|found| found.transformer.as_ptr() == Arc::as_ptr(transformer))?;
@@ -69,12 +70,12 @@ impl<B: Backend> ImageCache<B> {
 
     /// Returns `true` if the next set of references replaces another one.
     pub(crate) fn is_full(&self) -> bool {
-        lock(&self.reference_caches).len() == REFERENCE_CACHES.get()
+        self.reference_caches.lock().len() == REFERENCE_CACHES.get()
     }
 
     /// Drops the least recently used set of references.
     pub(crate) fn drop_oldest(&self) {
-        let oldest = lock(&self.reference_caches).pop_lru();
+        let oldest = self.reference_caches.lock().pop_lru();
         drop(oldest);
     }
 
@@ -85,23 +86,19 @@ impl<B: Backend> ImageCache<B> {
         cache: &Arc<KeyCache<B>>,
     ) {
         let cached = Cached { transformer: Arc::downgrade(transformer), cache: Arc::clone(cache) };
-        lock(&self.reference_caches).put((references, bits(weights)), cached);
+        self.reference_caches.lock().put((references, bits(weights)), cached);
     }
 
     pub(crate) fn clear_reference_caches(&self) {
-        lock(&self.reference_caches).clear();
+        self.reference_caches.lock().clear();
     }
 
     pub(crate) fn clear(&self) {
         self.clear_reference_caches();
-        lock(&self.latents).clear();
+        self.latents.lock().clear();
     }
 }
 
 fn bits(weights: &[f32]) -> Vec<u32> {
     weights.iter().map(|weight| weight.to_bits()).collect()
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,9 @@
 //! The components that a device is loading. Other devices wait for them and copy the weights, instead of reading the
 //! files too.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
 
 /// A part of a model that is loaded as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,26 +28,22 @@ pub(crate) struct Loading {
 }
 
 impl Loads {
-    fn under_way(&self) -> MutexGuard<'_, Vec<Component>> {
-        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Marks a component as loading: other devices wait from here on.
     pub(crate) fn begin(self: &Arc<Self>, component: Component) -> Loading {
-        self.under_way().push(component);
+        self.under_way.lock().push(component);
         Loading { loads: Arc::clone(self), component }
     }
 
     /// Waits until the component is not being loaded.
     pub(crate) fn wait(&self, component: Component) {
         let is_under_way = |under_way: &mut Vec<Component>| under_way.contains(&component);
-        drop(self.changed.wait_while(self.under_way(), is_under_way).unwrap_or_else(PoisonError::into_inner));
+        self.changed.wait_while(&mut self.under_way.lock(), is_under_way);
     }
 }
 
 impl Drop for Loading {
     fn drop(&mut self) {
-        let mut under_way = self.loads.under_way();
+        let mut under_way = self.loads.under_way.lock();
         if let Some(place) = under_way.iter().position(|component| *component == self.component) {
             under_way.swap_remove(place);
         }

@@ -25,10 +25,11 @@ pub(crate) mod steps_in_flight;
 pub(crate) mod timings;
 
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::backend::{Backend, Bands, Claimant, GraphCache, Participants, Promised, Reservations, Storage};
 use crate::error::{Error, ErrorKind, Field, Result};
@@ -51,7 +52,7 @@ use crate::pipeline::residency::prepared::{Prepared, claim};
 use crate::pipeline::residency::prompt_cache::PromptCache;
 use crate::pipeline::residency::slot::Slot;
 use crate::pipeline::residency::steps::{BatchShape, Schedules, Steps};
-use crate::pipeline::residency::timings::Clock;
+use crate::pipeline::residency::timings::{Clock, Span};
 use crate::stage::{Caller, CancelFlag};
 use crate::text_encoder::TextEncoder;
 use crate::transformer::Transformer;
@@ -150,7 +151,7 @@ impl<B: Backend> Residency<B> {
 
     /// Takes the lock that loading holds; waits for a session that loads.
     pub(crate) fn loading(&self) -> MutexGuard<'_, Option<Prefetch<B>>> {
-        self.prefetch.lock().unwrap_or_else(PoisonError::into_inner)
+        self.prefetch.lock()
     }
 
     /// Computes the needs of images like `plan`, and the memory plan for them. Nothing is reserved.
@@ -228,7 +229,7 @@ impl<B: Backend> Residency<B> {
     /// `encodes` and it is absent. Does nothing if they do not all fit besides the activations of an image.
     pub(crate) fn prefetch(&self, memory: &MemoryPlan, encodes: bool) {
         // A session that is loading now does so because memory was short, or is waiting for prefetched components.
-        let Ok(mut prefetch) = self.prefetch.try_lock() else { return };
+        let Some(mut prefetch) = self.prefetch.try_lock() else { return };
         let text_encoder = encodes && self.text_encoder.get().is_none();
         let rest_is_absent = !self.is_partly_loaded();
         // On the CPU, weights take no memory and no time to load.
@@ -271,7 +272,7 @@ impl<B: Backend> Residency<B> {
         self.make_room(wanted.bytes, wanted.component);
         let loaded = prefetch::load(wanted.elements, caller, |report| load(&self.loader, report))?;
         let loaded = slot.put(loaded);
-        clock.loaded()?;
+        clock.end(Span::Load)?;
         Ok(loaded)
     }
 
@@ -394,7 +395,7 @@ impl<B: Backend> Residency<B> {
             taken
         };
         match taken {
-            Some(Ok(())) => clock.loaded(),
+            Some(Ok(())) => clock.end(Span::Load).map(drop),
             Some(Err(error)) if error.kind() == ErrorKind::Cancelled => Err(error),
             // Components that did not all fit may fit after making room. Other errors repeat when the component is
             // loaded.
@@ -479,6 +480,6 @@ impl<B: Backend> Residency<B> {
         self.images.clear_reference_caches();
         self.decodes.clear();
         self.early.clear();
-        self.schedules.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.schedules.lock().clear();
     }
 }

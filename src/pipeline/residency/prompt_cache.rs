@@ -1,6 +1,6 @@
 //! Cache of the text features of recent prompts, so that the text encoder does not run again for them.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
 
 use crate::backend::Backend;
 use crate::pipeline::residency::byte_cache::{ByteCache, CacheStats};
@@ -44,32 +44,28 @@ impl<B: Backend> PromptCache<B> {
 
     /// Returns a view of the features of a prompt.
     pub(crate) fn get(&self, tokens: &PromptTokens) -> Option<Known<B>> {
-        self.features().get(&PromptKey::new(tokens)).map(Known::view)
+        self.0.lock().get(&PromptKey::new(tokens)).map(Known::view)
     }
 
     /// Caches the features of a prompt, with `value_bytes` bytes per value, and returns a view of them.
     pub(crate) fn insert(&self, tokens: &PromptTokens, features: Tensor<B>, value_bytes: u64) -> Known<B> {
         let bytes = (features.rows() * features.cols()) as u64 * value_bytes;
         let (cached, known) = Known::new(features);
-        self.features().insert(PromptKey::new(tokens), cached, bytes);
+        self.0.lock().insert(PromptKey::new(tokens), cached, bytes);
         known
     }
 
     pub(crate) fn stats(&self) -> CacheStats {
-        self.features().stats()
+        self.0.lock().stats()
     }
 
     /// Drops features beyond the minimum limit.
     pub(crate) fn shrink(&self) {
-        self.features().keep(MIN_BYTES);
+        self.0.lock().keep(MIN_BYTES);
     }
 
     pub(crate) fn clear(&self) {
-        self.features().clear();
-    }
-
-    fn features(&self) -> MutexGuard<'_, FeatureCache<Known<B>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().clear();
     }
 }
 
@@ -108,7 +104,7 @@ mod tests {
 
     #[test]
     fn a_device_has_a_part_of_its_memory_for_them() {
-        let budget = |available| PromptCache::<Cpu>::new(available).features().budget() >> 20;
+        let budget = |available| PromptCache::<Cpu>::new(available).0.lock().budget() >> 20;
         assert_eq!([0, 10 << 30, 80 << 30].map(budget), [64, 160, 512]);
     }
 }

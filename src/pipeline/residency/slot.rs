@@ -1,6 +1,8 @@
 //! A slot for a component in device memory.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 /// A component, if it is in memory.
 pub(crate) struct Slot<T>(Mutex<Option<Arc<T>>>);
@@ -12,24 +14,20 @@ impl<T> Default for Slot<T> {
 }
 
 impl<T> Slot<T> {
-    fn lock(&self) -> MutexGuard<'_, Option<Arc<T>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn get(&self) -> Option<Arc<T>> {
-        self.lock().clone()
+        self.0.lock().clone()
     }
 
     pub(crate) fn put(&self, component: T) -> Arc<T> {
         let component = Arc::new(component);
-        *self.lock() = Some(Arc::clone(&component));
+        *self.0.lock() = Some(Arc::clone(&component));
         component
     }
 
     /// Frees the component after the sessions that use it have ended. Returns `true` if there was one. The lock is
     /// released before, because dropping a graph waits for the device.
     pub(crate) fn free(&self) -> bool {
-        let freed = self.lock().take();
+        let freed = self.0.lock().take();
         freed.is_some()
     }
 }

@@ -110,13 +110,19 @@ pub(crate) struct Clock<B: Backend> {
     total: Duration,
 }
 
+/// The kinds of work that [`Timings`] measures.
 #[derive(Clone, Copy)]
-enum Span {
+pub(crate) enum Span {
     Load,
+    /// The upload of adapter factors.
     Factors,
+    /// The merging of adapters.
     Merge,
+    /// Text features.
     Text,
+    /// The input images' latents.
     Encode,
+    /// The references' keys and values.
     References,
     Prepare,
     Step,
@@ -139,23 +145,11 @@ impl<B: Backend> Clock<B> {
         })
     }
 
-    fn end(&mut self, span: Span) -> Result<()> {
-        self.spans.push((Arc::new(self.backend.event()?), span));
-        Ok(())
-    }
-
-    pub(crate) fn loaded(&mut self) -> Result<()> {
-        self.end(Span::Load)
-    }
-
-    /// Ends the upload of adapter factors.
-    pub(crate) fn factors_loaded(&mut self) -> Result<()> {
-        self.end(Span::Factors)
-    }
-
-    /// Ends merging.
-    pub(crate) fn merged(&mut self) -> Result<()> {
-        self.end(Span::Merge)
+    /// Ends the enqueuing of a span. Returns the event at its end.
+    pub(crate) fn end(&mut self, span: Span) -> Result<Arc<B::Event>> {
+        let end = Arc::new(self.backend.event()?);
+        self.spans.push((Arc::clone(&end), span));
+        Ok(end)
     }
 
     /// Adds prompts that the text encoder read.
@@ -171,36 +165,6 @@ impl<B: Backend> Clock<B> {
     /// Adds the token counts of a step that computes only some of its tokens.
     pub(crate) fn computed_tokens(&mut self, count: TokenCount) {
         self.tokens = Some(self.tokens.unwrap_or_default().plus(count));
-    }
-
-    /// Ends the enqueuing of text features.
-    pub(crate) fn encoded(&mut self) -> Result<()> {
-        self.end(Span::Text)
-    }
-
-    /// Ends the enqueuing of the input images' latents.
-    pub(crate) fn images_encoded(&mut self) -> Result<()> {
-        self.end(Span::Encode)
-    }
-
-    /// Ends the enqueuing of the references' keys and values.
-    pub(crate) fn references_cached(&mut self) -> Result<()> {
-        self.end(Span::References)
-    }
-
-    pub(crate) fn prepared(&mut self) -> Result<()> {
-        self.end(Span::Prepare)
-    }
-
-    pub(crate) fn decoded(&mut self) -> Result<()> {
-        self.end(Span::Decode)
-    }
-
-    /// Ends a step. Returns the event at its end.
-    pub(crate) fn stepped(&mut self) -> Result<Arc<B::Event>> {
-        let end = Arc::new(self.backend.event()?);
-        self.spans.push((Arc::clone(&end), Span::Step));
-        Ok(end)
     }
 
     /// Returns `true` if the device has done all work up to the last event; does not wait.

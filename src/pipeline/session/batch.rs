@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use crate::backend::{Backend, RepeatedWork};
 use crate::error::{Error, Result};
@@ -13,7 +13,7 @@ use crate::pipeline::residency::Residency;
 use crate::pipeline::residency::loads::Component;
 use crate::pipeline::residency::prepared::Prepared;
 use crate::pipeline::residency::steps::{BatchShape, Schedules, Steps};
-use crate::pipeline::residency::timings::Clock;
+use crate::pipeline::residency::timings::{Clock, Span};
 use crate::pipeline::session::agreement::{self, BeforeSteps};
 use crate::pipeline::session::contexts::{FirstTexts, References, Texts, Turn};
 use crate::pipeline::session::early_results::EarlyResults;
@@ -76,7 +76,7 @@ impl<B: Backend> Batch<'_, B> {
                 let embedded = self.embed_references(latents)?;
                 cached = Some(make_reference_cache(residency, transformer, first, &embedded, prepared)?);
             }
-            clock.references_cached()?;
+            clock.end(Span::References)?;
         }
         match found.filter(|_| agreed.has_batch) {
             Some(found) => Ok(found),
@@ -100,7 +100,7 @@ impl<B: Backend> Batch<'_, B> {
     pub(super) fn schedule(&self, schedule: &Schedule) -> Result<Arc<Schedules<B>>> {
         let Self { residency, transformer, set, .. } = *self;
         let key = (set.clone(), schedule.sigmas.iter().map(|sigma| sigma.to_bits()).collect());
-        let schedules = || residency.schedules.lock().unwrap_or_else(PoisonError::into_inner);
+        let schedules = || residency.schedules.lock();
         if let Some(found) = schedules().get(&key) {
             return Ok(Arc::clone(found));
         }

@@ -10,7 +10,7 @@ use crate::pipeline::request::plan::Plan;
 use crate::pipeline::residency::Residency;
 use crate::pipeline::residency::prepared::Prepared;
 use crate::pipeline::residency::steps_in_flight::StepsInFlight;
-use crate::pipeline::residency::timings::Clock;
+use crate::pipeline::residency::timings::{Clock, Span};
 use crate::pipeline::session::agreement;
 use crate::pipeline::session::denoise::STEPS_IN_FLIGHT;
 use crate::stage::Caller;
@@ -167,7 +167,7 @@ impl<B: Backend> Decoding<B> {
             backend.settle()?;
         }
         self.waiting.push_back(backend.rgb8(&pixels)?);
-        clock.decoded()?;
+        clock.end(Span::Decode)?;
         self.enqueued += 1;
         Ok(())
     }

@@ -12,7 +12,7 @@ use crate::pipeline::residency::frame_store::FrameKeys;
 use crate::pipeline::residency::prepared::Prepared;
 use crate::pipeline::residency::steps::{Schedules, Steps};
 use crate::pipeline::residency::steps_in_flight::StepsInFlight;
-use crate::pipeline::residency::timings::Clock;
+use crate::pipeline::residency::timings::{Clock, Span};
 use crate::pipeline::session::batch::{Batch, Kept};
 use crate::pipeline::session::contexts::Contexts;
 use crate::pipeline::session::frame::{Frame, partial_steps};
@@ -92,7 +92,7 @@ impl<B: Backend> Denoising<B> {
         let context = Box::new(Contexts::new(&transformer, (first, texts), references, early)?);
         let drawn = noise.finish()?;
         let (latents, kept) = batch.first_latents(&drawn, &images[..samples], &schedule)?;
-        clock.prepared()?;
+        clock.end(Span::Prepare)?;
         // A graph would not hold copies of streamed weights, and tiles are too large to gain from one.
         let is_tiled = work.reads().tiles.is_some();
         let may_capture = prepared.memory.graphs && !is_tiled && !transformer.block_weights().are_streamed();
@@ -212,7 +212,7 @@ impl<B: Backend> Denoising<B> {
                 None => own.all_gather_rows(&split.image_rows())?,
             };
         }
-        self.in_flight.push(clock.stepped()?);
+        self.in_flight.push(clock.end(Span::Step)?);
         caller.report(Stage::Denoise, self.in_flight.done()? as u64, total);
         Ok(())
     }

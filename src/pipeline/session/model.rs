@@ -3,7 +3,9 @@
 use std::mem;
 use std::path::Path;
 use std::slice;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
 
 use crate::backend::Backend;
 use crate::error::Result;
@@ -230,12 +232,12 @@ impl<B: Backend> Model<B> {
 
     /// Takes the noise of an earlier batch, to reuse its memory.
     pub(crate) fn noise(&self) -> Noise {
-        mem::take(&mut *self.noise.lock().unwrap_or_else(PoisonError::into_inner))
+        mem::take(&mut *self.noise.lock())
     }
 
     /// Returns noise to [`Model::noise`].
     pub(crate) fn reuse(&self, noise: Noise) {
-        *self.noise.lock().unwrap_or_else(PoisonError::into_inner) = noise;
+        *self.noise.lock() = noise;
     }
 }
 

@@ -14,7 +14,7 @@ use crate::pipeline::residency::Residency;
 use crate::pipeline::residency::known::Known;
 use crate::pipeline::residency::loads::Component;
 use crate::pipeline::residency::prepared::Prepared;
-use crate::pipeline::residency::timings::Clock;
+use crate::pipeline::residency::timings::{Clock, Span};
 use crate::pipeline::session::agreement;
 use crate::rgb::Rgb;
 use crate::stage::Caller;
@@ -154,7 +154,7 @@ impl<'a, B: Backend> CachedImages<'a, B> {
         };
         let of_items = self.items.iter().map(of_item).collect();
         if !self.all.is_empty() {
-            clock.images_encoded()?;
+            clock.end(Span::Encode)?;
         }
         of_items
     }

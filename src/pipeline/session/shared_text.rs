@@ -1,6 +1,8 @@
 //! Text features that one device computes for all devices that share the images of a request.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
 
 use crate::error::Result;
 use crate::files::Array;
@@ -47,21 +49,17 @@ impl Default for HostPrompts {
 }
 
 impl HostPrompts {
-    fn prompts(&self) -> MutexGuard<'_, FeatureCache<Arc<Array>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the features of a prompt, from the cache or from `make`.
     ///
     /// Errors as `make`.
     fn get(&self, tokens: &PromptTokens, make: impl FnOnce() -> Result<Array>) -> Result<Arc<Array>> {
         let key = PromptKey::new(tokens);
-        let cached = self.prompts().get(&key).map(Arc::clone);
+        let cached = self.0.lock().get(&key).map(Arc::clone);
         if let Some(cached) = cached {
             return Ok(cached);
         }
         let made = Arc::new(make()?);
-        self.prompts().insert(key, Arc::clone(&made), size_of_val(&*made.values) as u64);
+        self.0.lock().insert(key, Arc::clone(&made), size_of_val(&*made.values) as u64);
         Ok(made)
     }
 }
@@ -86,12 +84,8 @@ impl SharedText {
         Self { state: Mutex::new(State::Awaited), changed: Condvar::new(), cache: Arc::clone(cache) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn settle(&self, to: State) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if matches!(*state, State::Awaited) {
             *state = to;
             self.changed.notify_all();
@@ -107,7 +101,7 @@ impl SharedText {
         prompts: impl Iterator<Item = &'a PromptTokens>,
         download: impl Fn(usize) -> Result<Array>,
     ) -> Result<()> {
-        if !matches!(*self.state(), State::Awaited) {
+        if !matches!(*self.state.lock(), State::Awaited) {
             return Ok(());
         }
         let features = prompts.enumerate().map(|(place, tokens)| self.cache.get(tokens, || download(place)));
@@ -124,14 +118,14 @@ impl SharedText {
     ///
     /// Errors if the caller cancels.
     pub(crate) fn wait(&self, caller: &Caller<'_>) -> Result<Option<Vec<Arc<Array>>>> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         loop {
             match &*state {
                 State::Made(features) => return Ok(Some(features.clone())),
                 State::Abandoned => return Ok(None),
                 State::Awaited => caller.check()?,
             }
-            state = self.changed.wait_timeout(state, CHECK_EVERY).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, CHECK_EVERY);
         }
     }
 }

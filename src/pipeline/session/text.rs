@@ -12,7 +12,7 @@ use crate::pipeline::request::plan::Plan;
 use crate::pipeline::residency::Residency;
 use crate::pipeline::residency::known::Known;
 use crate::pipeline::residency::prepared::Prepared;
-use crate::pipeline::residency::timings::Clock;
+use crate::pipeline::residency::timings::{Clock, Span};
 use crate::pipeline::session::shared_text::TextSource;
 use crate::sampler::Variety;
 use crate::stage::Caller;
@@ -219,7 +219,7 @@ impl Text {
         };
         let concat = || Tensor::concat_rows(&features.iter().collect::<Vec<_>>());
         let rows = (!features.is_empty()).then(concat).transpose()?;
-        clock.encoded()?;
+        clock.end(Span::Text)?;
         Ok(Encoded { text: self, rows, lengths, numbers })
     }
 }

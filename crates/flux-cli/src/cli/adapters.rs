@@ -1,6 +1,7 @@
 //! `--lora`: adapter files.
 
 use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -91,18 +92,9 @@ impl Lora {
 
 /// Splits at the last colon. `None` if a part contains another folder, or the second is not UTF-8.
 fn split(text: &OsStr) -> Option<(PathBuf, String)> {
-    #[cfg(unix)]
-    let (file, behind) = {
-        use std::os::unix::ffi::OsStrExt;
-        let bytes = text.as_bytes();
-        let colon = bytes.iter().rposition(|byte| *byte == b':')?;
-        (OsStr::from_bytes(&bytes[..colon]), std::str::from_utf8(&bytes[colon + 1..]).ok()?)
-    };
-    #[cfg(not(unix))]
-    let (file, behind) = {
-        let (file, behind) = text.to_str()?.rsplit_once(':')?;
-        (OsStr::new(file), behind)
-    };
+    let bytes = text.as_bytes();
+    let colon = bytes.iter().rposition(|byte| *byte == b':')?;
+    let (file, behind) = (OsStr::from_bytes(&bytes[..colon]), std::str::from_utf8(&bytes[colon + 1..]).ok()?);
     (!file.is_empty() && !behind.contains(['/', '\\'])).then(|| (file.into(), behind.to_string()))
 }
 
@@ -228,10 +220,9 @@ mod tests {
         assert_eq!(meant("a:single=2", &["a:single=2"]), Ok(("a:single=2".to_string(), 1.0)), "a file");
     }
 
-    #[cfg(unix)]
     #[test]
     fn names_that_are_no_text_take_a_strength() {
-        use std::os::unix::ffi::{OsStrExt, OsStringExt};
+        use std::os::unix::ffi::OsStringExt;
 
         let lora = Lora::from(OsString::from_vec(b"b\xff.safetensors:0.25".to_vec()));
         let (path, strength) = lora.meant(|_| false).unwrap();

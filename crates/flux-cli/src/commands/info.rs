@@ -226,7 +226,6 @@ mod tests {
         assert_eq!(serde_json::from_str::<ImageRecipe>(&escaped_json(&made.to_json())).unwrap(), made);
     }
 
-    #[cfg(unix)]
     #[test]
     fn a_shell_reads_the_words_of_a_command_line() {
         for prompt in

@@ -6,13 +6,14 @@
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
 use flux::files::partial;
 use flux::stage::CancelFlag;
 use flux::{Error, Result};
+use parking_lot::Mutex;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals as Received;
 use signal_hook::{flag, low_level};
@@ -141,19 +142,15 @@ impl Signals {
     }
 
     fn turn_to(&self, next: Turn) -> Result<()> {
-        let mut turn = self.turn();
+        let mut turn = self.turn.lock();
         *turn = next;
         self.reset();
         self.cancel_flag().check()
     }
 
-    fn turn(&self) -> MutexGuard<'_, Turn> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Handles a signal of an interactive session. Returns `true` if the thread should wait for the next signal.
     fn handle_interactive(&self, signal: i32) -> bool {
-        let turn = self.turn();
+        let turn = self.turn.lock();
         match *turn {
             Turn::Works if !self.received.load(Ordering::Relaxed) => self.set(signal),
             Turn::Waits(Reader::Editor) if signal == SIGINT => {} // the editor handles it
@@ -179,7 +176,7 @@ impl Signals {
         for _ in 0..WAKE_TIMES {
             let _ = low_level::raise(SIGINT);
             thread::sleep(WAKE_EVERY);
-            if matches!(*self.turn(), Turn::Works) {
+            if matches!(*self.turn.lock(), Turn::Works) {
                 return;
             }
         }

@@ -7,9 +7,9 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::BorrowedFd;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, getpgrp, getpid, kill_process};
 use rustix::stdio::stdin;
@@ -33,7 +33,7 @@ static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
 
 /// Restores the settings of standard input, if it is quiet at this moment.
 pub fn restore() {
-    let before = BEFORE.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let before = BEFORE.lock().take();
     if let Some(before) = before {
         let _ = tcsetattr(stdin(), OptionalActions::Flush, &before);
     }
@@ -57,7 +57,7 @@ impl<'a> Quiet<'a> {
         quiet.special_codes[SpecialCodeIndex::VMIN] = 0;
         quiet.special_codes[SpecialCodeIndex::VTIME] = 0;
         // Set before the terminal changes, because a signal may arrive right after.
-        *BEFORE.lock().unwrap_or_else(PoisonError::into_inner) = Some(before.clone());
+        *BEFORE.lock() = Some(before.clone());
         let made = Self { terminal, before, throws_away: false };
         tcsetattr(terminal, OptionalActions::Now, &quiet)?;
         Ok(made)
@@ -111,7 +111,7 @@ impl Drop for Quiet<'_> {
     fn drop(&mut self) {
         let action = if self.throws_away { OptionalActions::Flush } else { OptionalActions::Now };
         let _ = tcsetattr(self.terminal, action, &self.before);
-        BEFORE.lock().unwrap_or_else(PoisonError::into_inner).take();
+        BEFORE.lock().take();
     }
 }
 

@@ -1,8 +1,8 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::catch_unwind;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::tcgetattr;
@@ -14,7 +14,7 @@ use super::*;
 /// Serializes the tests, because the saved terminal settings are global.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    ALONE.lock()
 }
 
 /// Opens a pseudo terminal: the user's side and the program's side.

@@ -135,6 +135,15 @@ impl ImageFormat {
             Self::Webp => "webp",
         }
     }
+
+    /// Returns the media type of files.
+    pub fn media_type(self) -> &'static str {
+        match self {
+            Self::Png => "image/png",
+            Self::Jpeg => "image/jpeg",
+            Self::Webp => "image/webp",
+        }
+    }
 }
 
 /// Encodes a file in `format`, with its metadata.

@@ -2,13 +2,13 @@
 //! be evicted to make room for others, and has a deadline for its next request.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use axum::body::{Body, HttpBody};
-use bytes::Bytes;
+use axum::body::HttpBody;
 use hyper::body::{Frame, SizeHint};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 /// The state of a connection. See the [module](self).
@@ -33,13 +33,9 @@ impl Activity {
         Arc::new(Self { waits: Mutex::new(Waits::Request(Instant::now())), evicted: Notify::new() })
     }
 
-    fn waits(&self) -> MutexGuard<'_, Waits> {
-        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the time since which the connection waits for its client.
     pub fn idle_since(&self) -> Option<Instant> {
-        match *self.waits() {
+        match *self.waits.lock() {
             Waits::Request(since) | Waits::Body(since) => Some(since),
             Waits::Server => None,
         }
@@ -54,7 +50,7 @@ impl Activity {
     pub async fn ends(&self, silence: Duration) {
         let is_silent = async {
             loop {
-                let since = match *self.waits() {
+                let since = match *self.waits.lock() {
                     Waits::Request(since) => since,
                     _ => Instant::now(),
                 };
@@ -73,23 +69,23 @@ impl Activity {
 
     /// Records that the head of a request has arrived.
     pub fn begin_answer(&self) {
-        *self.waits() = Waits::Server;
+        *self.waits.lock() = Waits::Server;
     }
 
     /// Records that a response has ended.
     pub fn end_answer(&self) {
-        *self.waits() = Waits::Request(Instant::now());
+        *self.waits.lock() = Waits::Request(Instant::now());
     }
 
     /// Records that bytes were written, for example the buffered rest of a finished response.
     pub fn write(&self) {
-        if let Waits::Request(since) = &mut *self.waits() {
+        if let Waits::Request(since) = &mut *self.waits.lock() {
             *since = Instant::now();
         }
     }
 
     fn read_body(&self, waits: bool) {
-        let mut now = self.waits();
+        let mut now = self.waits.lock();
         *now = match (*now, waits) {
             (Waits::Server, true) => Waits::Body(Instant::now()),
             (Waits::Body(_), false) => Waits::Server,
@@ -127,28 +123,5 @@ impl<B: HttpBody + Unpin> HttpBody for Received<B> {
 impl<B> Drop for Received<B> {
     fn drop(&mut self) {
         self.activity.read_body(false);
-    }
-}
-
-/// The body of a response, with a value that is dropped together with it.
-pub struct Answered<T> {
-    pub body: Body,
-    pub _with: T,
-}
-
-impl<T: Unpin> HttpBody for Answered<T> {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.get_mut().body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }

@@ -4,15 +4,17 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::http::{Request, StatusCode};
+use http_body_util::BodyExt;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::timeout;
@@ -20,7 +22,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::either::Either;
 use tower::ServiceExt;
 
-use crate::http::activity::{Activity, Answered, Received};
+use crate::http::activity::{Activity, Received};
 use crate::http::config::Config;
 use crate::http::patient::Patient;
 use crate::http::sockets::{Listener, Peer, Stream, network, readable};
@@ -83,14 +85,10 @@ impl Pool {
         Arc::new(Self { max, table: Mutex::default(), changed: Notify::new() })
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Counts a connection. If there are too many, evicts the connection that has been idle for the longest: one of
     /// this client, or of the client with the most connections.
     fn admit(self: &Arc<Self>, who: Who, max_of_client: usize) -> Result<Counted, Full> {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         if table.counts.get(&who).is_some_and(|count| *count >= max_of_client) && !table.evict(|other| other == who) {
             return Err(Full::OfClient);
         }
@@ -109,7 +107,7 @@ impl Pool {
 
     /// Evicts the connection that has been idle for the longest. Returns `false` if none is idle.
     fn make_room(&self) -> bool {
-        self.table().evict(|_| true)
+        self.table.lock().evict(|_| true)
     }
 }
 
@@ -145,7 +143,7 @@ pub struct Counted {
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.pool.table().remove(self.number);
+        self.pool.table.lock().remove(self.number);
         self.pool.changed.notify_one();
     }
 }
@@ -324,7 +322,12 @@ async fn answer<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         async move {
             let response = answer.await?;
             answering.is_taken_over = response.status() == StatusCode::SWITCHING_PROTOCOLS;
-            Ok::<_, Infallible>(response.map(|body| Body::new(Answered { body, _with: answering })))
+            // The body drops it at its end.
+            let keep = move |error: axum::Error| {
+                let _held = &answering;
+                error
+            };
+            Ok::<_, Infallible>(response.map(|body| Body::new(body.map_err(keep))))
         }
     });
     let mut connection = pin!(

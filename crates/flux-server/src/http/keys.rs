@@ -2,13 +2,15 @@
 //!
 //! Only clients have the keys themselves. All hashes are compared, each in constant time.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Instant;
 
 use flux::engine::Priority;
 use flux::files::read_text;
 use flux::{Error, Result};
+use parking_lot::RwLock;
 
 use crate::http::rate::RateLimit;
 
@@ -81,7 +83,7 @@ impl Keys {
     /// Looks up a key by its text.
     pub fn find(&self, text: &str) -> Option<Arc<Key>> {
         let hash = blake3::hash(text.as_bytes());
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known.read();
         // All hashes are compared, so that timing does not reveal which one matched.
         known.iter().fold(None, |found, key| if key.hash == hash { Some(Arc::clone(key)) } else { found })
     }
@@ -93,7 +95,7 @@ impl Keys {
     pub fn reload(&self) -> Result<()> {
         let Source::File(path) = &self.source else { return Ok(()) };
         let (keys, now) = (read_file(path)?, Instant::now());
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.write();
         let keys = keys.into_iter().map(|key| {
             let old = known.iter().find(|old| old.name == key.name);
             match old.or_else(|| known.iter().find(|old| old.hash == key.hash)) {
@@ -126,15 +128,11 @@ fn check_name(name: &str) -> Result<()> {
 }
 
 fn read_file(path: &Path) -> Result<Vec<Key>> {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        let mode = path.metadata().map_or(0, |found| found.permissions().mode());
-        if mode & 0o077 != 0 {
-            return Err(Error::usage("other users can read or write the key file")
-                .at_path(path)
-                .hint(format!("`chmod 600 {}`", flux::error::shell_word(path))));
-        }
+    let mode = path.metadata().map_or(0, |found| found.permissions().mode());
+    if mode & 0o077 != 0 {
+        return Err(Error::usage("other users can read or write the key file")
+            .at_path(path)
+            .hint(format!("`chmod 600 {}`", flux::error::shell_word(path))));
     }
     let text = read_text(path, MAX_FILE).map_err(|e| {
         Error::usage(format!("the key file: {}", e.what())).at_path(path).hint("create a line with `flux key NAME`")
@@ -182,7 +180,7 @@ fn read_line(line: &str) -> Result<Key> {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::symlink;
 
     use super::*;
 

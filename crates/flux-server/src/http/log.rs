@@ -2,11 +2,12 @@
 //! access to its file. Prompts are logged only with `--log-prompts`.
 
 use std::fmt::Write;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use axum::http::Method;
 use flux::error::{escaped, shortened};
+use parking_lot::Mutex;
 
 use crate::http::error::Failure;
 use crate::http::sockets::Peer;
@@ -39,7 +40,7 @@ impl Log {
     /// fix it, but at most every ten seconds.
     pub fn refused_host(&self, message: &str) {
         static LAST: Mutex<Option<Instant>> = Mutex::new(None);
-        let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = LAST.lock();
         if last.is_none_or(|last| last.elapsed() >= HOSTS_EVERY) {
             *last = Some(Instant::now());
             say(&format!("note: rejected a request: {message}"));

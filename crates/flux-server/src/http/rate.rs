@@ -2,8 +2,9 @@
 //! and holds the amount of one minute.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 /// A limit on images or pixels per minute, or no limit.
 pub struct RateLimit {
@@ -36,7 +37,7 @@ impl RateLimit {
 
     /// Returns this limit with the amount used that was used of an older limit.
     pub fn after(self, old: &Self, now: Instant) -> Self {
-        let bucket = *old.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        let bucket = *old.bucket.lock();
         let bucket = bucket.zip(old.per_minute).zip(self.per_minute).map(|((bucket, before), per_minute)| {
             let taken = before - bucket.filled(before, now);
             Bucket { amount: per_minute - taken, since: now }
@@ -46,7 +47,7 @@ impl RateLimit {
 
     /// Returns `true` if the bucket is full.
     fn is_full(&self, now: Instant) -> bool {
-        let bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        let bucket = self.bucket.lock();
         let (Some(bucket), Some(per_minute)) = (&*bucket, self.per_minute) else { return true };
         bucket.filled(per_minute, now) >= per_minute
     }
@@ -54,7 +55,7 @@ impl RateLimit {
     /// Takes an amount, or returns the time until it is available.
     pub fn take(&self, wanted: f64, now: Instant) -> Result<(), Duration> {
         let Some(per_minute) = self.per_minute else { return Ok(()) };
-        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bucket = self.bucket.lock();
         let there = bucket.map_or(per_minute, |bucket| bucket.filled(per_minute, now));
         // A full bucket allows more than one minute's amount at once.
         let needed = wanted.min(per_minute);
@@ -89,7 +90,7 @@ impl RateLimits {
     /// Takes an amount for a client, or returns the time until it is available.
     pub fn take(&self, client: &str, wanted: f64, now: Instant) -> Result<(), Duration> {
         let Some(per_minute) = self.per_minute else { return Ok(()) };
-        let clients = &mut *self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        let clients = &mut *self.clients.lock();
         if let Some(limit) = clients.limits.get(client) {
             return limit.take(wanted, now);
         }
@@ -143,14 +144,14 @@ mod tests {
         for client in 0..2 * MIN_CLIENTS {
             limits.take(&client.to_string(), 1.0, now + Duration::from_secs(client as u64)).unwrap();
         }
-        assert!(limits.clients.lock().unwrap().limits.len() <= MIN_CLIENTS, "full buckets are dropped");
+        assert!(limits.clients.lock().limits.len() <= MIN_CLIENTS, "full buckets are dropped");
         assert_eq!(RateLimits::new(None).take("a", 1e12, now), Ok(()));
     }
 
     #[test]
     fn many_clients_are_tracked_without_a_search_for_each_and_without_growing_on() {
         let (limits, now) = (RateLimits::new(Some(2.0)), Instant::now());
-        let len = || limits.clients.lock().unwrap().limits.len();
+        let len = || limits.clients.lock().limits.len();
         for client in 0..MAX_CLIENTS {
             limits.take(&client.to_string(), 1.0, now).unwrap();
         }

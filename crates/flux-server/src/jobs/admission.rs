@@ -13,13 +13,14 @@ mod tests;
 use std::collections::HashMap;
 use std::fmt::{Debug, Formatter};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use flux::engine::EmbeddedFiles;
 use flux::stage::CancelFlag;
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use crate::http::error::{ApiError, Result, SOON};
@@ -157,13 +158,9 @@ impl Admission {
         Arc::new(Self { state, threads, owner_threads: threads / 2, kept, owner_kept })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns a permit for a request of an owner, with nothing counted yet.
     pub fn permit(self: &Arc<Self>, owner: &str) -> Permit {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let owner = state.owners.get_key_value(owner).map_or_else(|| owner.into(), |(owner, _)| Arc::clone(owner));
         state.owners.entry(Arc::clone(&owner)).or_default().permits += 1;
         Permit { admission: Arc::clone(self), owner, kept: AtomicUsize::new(0), cost: AtomicU64::new(0) }
@@ -171,7 +168,7 @@ impl Admission {
 
     /// Cancels all work that prepares jobs, and refuses further such work.
     pub fn close(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.is_closed = true;
         for task in state.tasks.iter_mut().filter(|task| task.purpose == Purpose::Job) {
             task.cancel.cancel();
@@ -190,7 +187,7 @@ impl Admission {
         (purpose, cancel): (Purpose, CancelFlag),
     ) -> Result<(Turn, oneshot::Receiver<()>)> {
         let cost = estimate.cost();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.is_closed && purpose == Purpose::Job {
             return Err(draining());
         }
@@ -263,7 +260,7 @@ impl Permit {
     ///
     /// Errors if a limit is exceeded.
     pub fn keep(&self, bytes: usize) -> Result<()> {
-        let mut state = self.admission.state();
+        let mut state = self.admission.state.lock();
         self.kept.fetch_add(bytes, Ordering::Relaxed);
         state.kept += bytes;
         let all = state.kept;
@@ -360,7 +357,7 @@ impl Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         let kept = *self.kept.get_mut();
-        let mut state = self.admission.state();
+        let mut state = self.admission.state.lock();
         state.kept -= kept;
         if let Some(share) = state.owners.get_mut(&self.owner) {
             share.kept -= kept;
@@ -372,7 +369,7 @@ impl Drop for Permit {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let mut state = self.admission.state();
+        let mut state = self.admission.state.lock();
         let Some(place) = state.tasks.iter().position(|task| task.id == self.id) else { return };
         let task = state.tasks.remove(place);
         state.cost -= task.cost;

@@ -1,6 +1,6 @@
 //! Reading of request bodies, with limits on size and time.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
@@ -9,6 +9,7 @@ use bytes::Bytes;
 use flux::memory;
 use futures_util::stream;
 use http_body_util::BodyExt;
+use parking_lot::Mutex;
 use tokio::time::timeout;
 
 use crate::http::config::Limits;
@@ -210,14 +211,14 @@ async fn read_form(kind: &str, body: &mut Body, limits: &Limits, permit: &Permit
                     Ok(Some(_)) => too_large(most),
                     Err(error) => error,
                 };
-                *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                *failed.lock() = Some(error);
                 Some((Err(std::io::Error::other("broken")), (body, read, true)))
             }
         }
     });
     let mut form = multer::Multipart::new(parts, boundary);
     let read = read_parts(&mut form, limits).await;
-    if let Some(error) = failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
+    if let Some(error) = failed.lock().take() {
         return Err(error);
     }
     let (texts, uploads) = read?;

@@ -10,6 +10,7 @@ use flux::input;
 use flux::output::ImageFormat;
 use flux::rgb::Rgb;
 use flux::stage::CancelFlag;
+use flux::upscaler::Tiles;
 
 use crate::App;
 use crate::http::config::Limits;
@@ -75,8 +76,8 @@ pub async fn filter(app: &Arc<App>, permit: &Permit, record: Arc<JobRecord>, ask
     let work = move |cancel: &CancelFlag| {
         let enlarging = read(&asked, &record, own.queue.models(), &own.config.limits)?;
         record.push_event(JobEvent::Started { image: 0 });
-        let (image, to, tiles) = (enlarging.image(), enlarging.to(), enlarging.tiles());
-        let image = Upscaling::lanczos().enlarge(image, to, tiles, &mut |_| {}, cancel)?;
+        let (image, to) = (enlarging.image(), enlarging.to());
+        let image = Upscaling::lanczos().enlarge(image, to, Tiles::Auto, &mut |_| {}, cancel)?;
         let made = encode(&enlarging, &image, record.encoding)?;
         cancel.check()?;
         record.made(0, made);

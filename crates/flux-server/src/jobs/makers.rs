@@ -35,6 +35,15 @@ impl Makers {
         }
     }
 
+    /// Returns the queue of this process; `None` with remote workers.
+    fn here(&self) -> Option<&Arc<Queue>> {
+        match self {
+            Self::Here(queue) => Some(queue),
+            #[cfg(feature = "queue")]
+            Self::Workers(_) => None,
+        }
+    }
+
     /// Creates the record of a request whose images were not read yet.
     ///
     /// Errors if the request is invalid, or there is too much work already.
@@ -77,21 +86,13 @@ impl Makers {
 
     /// Cancels a job. Returns `true` if it had not ended.
     pub fn cancel(&self, record: &Arc<JobRecord>) -> bool {
-        match self {
-            Self::Here(queue) => queue.cancel(record),
-            // The task that follows the images notices the cancellation.
-            #[cfg(feature = "queue")]
-            Self::Workers(_) => record.cancel(),
-        }
+        // With remote workers, the task that follows the images notices the cancellation.
+        self.here().map_or_else(|| record.cancel(), |queue| queue.cancel(record))
     }
 
     /// Returns the position of an unfinished job in the queue. `None` with remote workers.
     pub fn ahead(&self, record: &JobRecord) -> Option<Ahead> {
-        match self {
-            Self::Here(queue) => queue.ahead(record),
-            #[cfg(feature = "queue")]
-            Self::Workers(_) => None,
-        }
+        self.here()?.ahead(record)
     }
 
     pub fn stats(&self) -> QueueStats {
@@ -104,11 +105,7 @@ impl Makers {
 
     /// Returns `true` unless work is stuck. Remote workers have a watchdog of their own.
     pub fn moves(&self) -> bool {
-        match self {
-            Self::Here(queue) => queue.moves(),
-            #[cfg(feature = "queue")]
-            Self::Workers(_) => true,
-        }
+        self.here().is_none_or(|queue| queue.moves())
     }
 
     /// Accepts no more jobs, and waits until the accepted ones are done. Cancels the rest after `timeout`.
@@ -122,7 +119,7 @@ impl Makers {
 
     /// Returns `true` with remote workers.
     pub fn is_queue(&self) -> bool {
-        !matches!(self, Self::Here(_))
+        self.here().is_none()
     }
 
     /// Returns the batches in the store, newest first, and the number of older ones.
@@ -141,15 +138,10 @@ impl Makers {
 
     /// Errors with remote workers: each frame would stay in the store and arrive late.
     pub fn check_live(&self) -> Result<()> {
-        match self {
-            Self::Here(_) => Ok(()),
-            #[cfg(feature = "queue")]
-            Self::Workers(_) => Err(ApiError::new(
-                StatusCode::NOT_IMPLEMENTED,
-                "not_with_a_queue",
-                "live generation requires a server with a model, but this server has a queue",
-            )
-            .for_good()),
+        if self.is_queue() {
+            let message = "live generation requires a server with a model, but this server has a queue";
+            return Err(ApiError::new(StatusCode::NOT_IMPLEMENTED, "not_with_a_queue", message).for_good());
         }
+        Ok(())
     }
 }

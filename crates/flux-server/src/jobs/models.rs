@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use flux::engine::{Engine, Scheduler};
 use flux::model::ModelInfo;
 use flux::stage::CancelFlag;
+use parking_lot::Mutex;
 
 use crate::http::error::{ApiError, Result, shown};
 use crate::upscalers::Upscalers;
@@ -89,10 +90,6 @@ impl Models {
     /// Adds the upscalers in a folder.
     pub fn with_upscalers(self, folder: Option<PathBuf>) -> Self {
         Self { upscalers: Upscalers::new(folder), ..self }
-    }
-
-    fn open(&self) -> MutexGuard<'_, Vec<OpenModel>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn names(&self) -> impl Iterator<Item = &str> {
@@ -176,12 +173,12 @@ impl Models {
 
     /// Returns the engine of a model, if it is loaded.
     pub fn resident(&self, place: usize) -> Option<Arc<Engine>> {
-        self.open().iter().find(|open| open.place == place).map(|open| Arc::clone(&open.engine))
+        self.open.lock().iter().find(|open| open.place == place).map(|open| Arc::clone(&open.engine))
     }
 
     /// Returns the index of the model that was used last among the loaded ones, or of the default model.
     pub fn last_used(&self) -> usize {
-        self.open().iter().max_by_key(|open| open.used).map_or(0, |open| open.place)
+        self.open.lock().iter().max_by_key(|open| open.used).map_or(0, |open| open.place)
     }
 
     /// Returns the scheduler of all engines.
@@ -191,7 +188,7 @@ impl Models {
 
     /// Records that a model is in use.
     pub fn touch(&self, place: usize) {
-        self.open().iter_mut().filter(|open| open.place == place).for_each(|open| open.used = Instant::now());
+        self.open.lock().iter_mut().filter(|open| open.place == place).for_each(|open| open.used = Instant::now());
     }
 
     /// Returns `true` if a model is distilled, or was never loaded.
@@ -214,12 +211,12 @@ impl Models {
     ///
     /// Errors if the model cannot be loaded.
     pub fn engine(&self, place: usize, progress: &dyn Fn()) -> flux::Result<Arc<Engine>> {
-        if let Some(open) = self.open().iter_mut().find(|open| open.place == place) {
+        if let Some(open) = self.open.lock().iter_mut().find(|open| open.place == place) {
             open.used = Instant::now();
             return Ok(Arc::clone(&open.engine));
         }
         loop {
-            let mut open = self.open();
+            let mut open = self.open.lock();
             if open.len() < self.max_open {
                 break;
             }
@@ -232,13 +229,14 @@ impl Models {
         let engine = (self.served[place].open)(&self.cancel, progress)?;
         engine.join(&self.scheduler, place);
         let _ = self.distilled[place].set(engine.info().is_distilled); // the same each time
-        self.open().push(OpenModel { place, engine: Arc::clone(&engine), used: Instant::now() });
+        self.open.lock().push(OpenModel { place, engine: Arc::clone(&engine), used: Instant::now() });
         Ok(engine)
     }
 
     /// Unloads models that were idle for this time, which must not be in use. Returns their names.
     pub fn close_unused(&self, longer_than: Duration) -> Vec<&str> {
-        let closed: Vec<OpenModel> = self.open().extract_if(.., |open| open.used.elapsed() > longer_than).collect();
+        let closed: Vec<OpenModel> =
+            self.open.lock().extract_if(.., |open| open.used.elapsed() > longer_than).collect();
         let names = closed.iter().map(|open| self.name(open.place)).collect();
         if !closed.is_empty() {
             drop(closed);

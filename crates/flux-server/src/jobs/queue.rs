@@ -6,13 +6,14 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use flux::engine::{Ahead, Engine, Job, JobId, Owner, Priority, Scheduler, Sink};
 use flux::pipeline::Request;
 use flux::stage::CancelFlag;
+use parking_lot::{Condvar, Mutex};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
@@ -114,19 +115,15 @@ impl Queue {
         engine.generate_images(&request, 1, &self.models.cancel, &mut |_| self.opens()).map(drop)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
-        let changed = change(&mut self.state());
+        let changed = change(&mut self.state.lock());
         self.changed.notify_all();
         changed
     }
 
     /// Errors if a request of this many bytes cannot be accepted now.
     pub fn check(&self, bytes: usize) -> Result<()> {
-        let state = self.state();
+        let state = self.state.lock();
         state.check_open()?;
         self.check_room(&state, bytes)
     }
@@ -289,7 +286,7 @@ impl Queue {
 
     /// Returns the position of an unfinished job. Behind a model that must be opened first, no time is known.
     pub fn ahead(&self, record: &JobRecord) -> Option<Ahead> {
-        let state = self.state();
+        let state = self.state.lock();
         let Unfinished { ids, .. } = state.jobs.get(&record.id)?;
         if !ids.is_empty() {
             let ids = ids.clone();
@@ -303,7 +300,7 @@ impl Queue {
     }
 
     pub fn stats(&self) -> QueueStats {
-        let state = self.state();
+        let state = self.state.lock();
         let (requests, bytes) = held(state.waiting());
         QueueStats {
             waiting: state.jobs.values().map(|job| job.waiting).sum(),
@@ -318,11 +315,7 @@ impl Queue {
 
     /// Returns `true` unless a batch or the loading of a model has made no progress for too long.
     pub fn moves(&self) -> bool {
-        let opening = match self.state.try_lock() {
-            Ok(state) => state.opening,
-            Err(TryLockError::WouldBlock) => None,
-            Err(TryLockError::Poisoned(state)) => state.into_inner().opening,
-        };
+        let opening = self.state.try_lock().and_then(|state| state.opening);
         let start = self.limits.start;
         opening.is_none_or(|moved| moved.elapsed() <= start) && !self.scheduler.is_stuck(start)
     }
@@ -331,13 +324,13 @@ impl Queue {
     pub fn drain(&self, timeout: Duration) {
         let deadline = Instant::now() + timeout;
         self.change(|state| state.is_closed = true);
-        let mut state = self.state();
+        let mut state = self.state.lock();
         while !state.jobs.is_empty() {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
             }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, left);
         }
         let rest: Vec<_> = state.jobs.values().map(|job| Arc::clone(&job.record)).collect();
         state.jobs.retain(|_, job| job.pending.is_none());
@@ -354,7 +347,7 @@ impl Queue {
     /// Then waits for a change. Returns `false` at the end.
     fn look(self: &Arc<Self>, switched: &mut Instant) -> bool {
         self.scheduler.sweep();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.is_closed && state.jobs.is_empty() {
             return false;
         }
@@ -369,7 +362,7 @@ impl Queue {
             drop(state);
             self.open(model);
             *switched = Instant::now();
-            state = self.state();
+            state = self.state.lock();
         }
         let mut pending = Vec::new();
         for unfinished in state.jobs.values_mut().filter(|job| job.pending.is_some()) {
@@ -400,10 +393,10 @@ impl Queue {
             self.models.close_unused(time).iter().for_each(|name| {
                 flux_runtime::progress::say(&format!("closed {name}, which was unused"));
             });
-            state = self.state();
+            state = self.state.lock();
         }
         if self.due(&state, *switched).is_none() {
-            drop(self.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner));
+            self.changed.wait_for(&mut state, LOOK);
         }
         true
     }
@@ -436,7 +429,7 @@ impl Queue {
 
     /// Records progress in loading a model.
     fn opens(&self) {
-        self.state().opening = Some(Instant::now());
+        self.state.lock().opening = Some(Instant::now());
     }
 }
 

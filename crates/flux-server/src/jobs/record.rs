@@ -1,12 +1,16 @@
 //! The record of a job: its request, its progress and its results.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use flux::error::shortened;
 use flux::pipeline::{Latents, Plan, Transparency};
 use flux::stage::CancelFlag;
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -218,13 +222,9 @@ impl JobRecord {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Changes the state and notifies watchers, unless the job has ended. Returns `true` if it changed.
     fn change(&self, change: impl FnOnce(&mut State)) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.status.is_over() {
             return false;
         }
@@ -247,7 +247,7 @@ impl JobRecord {
 
     /// Returns the plan of the model. Its size is 0 before planning.
     pub fn planned(&self) -> Planned {
-        self.state().plan
+        self.state.lock().plan
     }
 
     /// Returns the time left until the deadline, or `None` without a deadline.
@@ -264,18 +264,18 @@ impl JobRecord {
 
     /// Marks it as queued, after its inputs were read. It may have ended already.
     pub fn take(&self) {
-        self.state().is_taken = true;
+        self.state.lock().is_taken = true;
         self.version.send_modify(|version| *version += 1);
     }
 
     /// Returns `true` if it is queued, or was.
     pub fn is_taken(&self) -> bool {
-        self.state().is_taken
+        self.state.lock().is_taken
     }
 
     /// Returns `true` while its inputs are being read.
     pub fn is_reading(&self) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         !state.is_taken && !state.status.is_over()
     }
 
@@ -288,13 +288,13 @@ impl JobRecord {
             // Cannot fail, since the sender lives as long as the record.
             let _ = changes.changed().await;
         }
-        let is_taken = self.state().is_taken;
+        let is_taken = self.state.lock().is_taken;
         self.failure().filter(|_| !is_taken).map_or(Ok(()), Err)
     }
 
     /// Returns the error of a job that failed; a cancelled job did not.
     pub fn failure(&self) -> Option<ApiError> {
-        let state = self.state();
+        let state = self.state.lock();
         state.error.clone().filter(|_| state.status == Status::Failed)
     }
 
@@ -326,21 +326,19 @@ impl JobRecord {
 
     /// Fails the job and cancels its remaining images. Returns `true` if it had not ended.
     pub fn fail(&self, error: ApiError) -> bool {
-        let changed = self.change(|state| {
-            state.status = Status::Failed;
-            state.error = Some(error.clone());
-            state.events.push(JobEvent::Failed(error));
-        });
-        self.cancel.cancel();
-        changed
+        self.stop(Status::Failed, error.clone(), JobEvent::Failed(error))
     }
 
     /// Cancels the job. Returns `true` if it had not ended.
     pub fn cancel(&self) -> bool {
+        self.stop(Status::Cancelled, cancelled(), JobEvent::Cancelled)
+    }
+
+    fn stop(&self, status: Status, error: ApiError, event: JobEvent) -> bool {
         let changed = self.change(|state| {
-            state.status = Status::Cancelled;
-            state.error = Some(cancelled());
-            state.events.push(JobEvent::Cancelled);
+            state.status = status;
+            state.error = Some(error);
+            state.events.push(event);
         });
         self.cancel.cancel();
         changed
@@ -348,16 +346,16 @@ impl JobRecord {
 
     /// Stores the final latents for the next image in the chain.
     pub fn keep_latents(&self, latents: Option<Latents>) {
-        self.state().latents = latents;
+        self.state.lock().latents = latents;
     }
 
     /// Takes the latents of [`JobRecord::keep_latents`].
     pub fn take_latents(&self) -> Option<Latents> {
-        self.state().latents.take()
+        self.state.lock().latents.take()
     }
 
     pub fn status(&self) -> Status {
-        self.state().status
+        self.state.lock().status
     }
 
     /// Subscribes to changes.
@@ -376,11 +374,11 @@ impl JobRecord {
 
     /// Returns the events from index `first` on.
     pub fn events_from(&self, first: usize) -> Vec<JobEvent> {
-        self.state().events.get(first..).unwrap_or_default().to_vec()
+        self.state.lock().events.get(first..).unwrap_or_default().to_vec()
     }
 
     pub fn snapshot(&self) -> Snapshot {
-        let state = self.state();
+        let state = self.state.lock();
         let now = Instant::now();
         let started = state.started.or(state.ended).unwrap_or(now);
         Snapshot {
@@ -396,12 +394,12 @@ impl JobRecord {
 
     /// Returns the time at which the job ended.
     pub fn ended(&self) -> Option<Instant> {
-        self.state().ended
+        self.state.lock().ended
     }
 
     /// Returns the bytes that the record keeps.
     pub fn result_bytes(&self) -> usize {
-        let state = self.state();
+        let state = self.state.lock();
         let previews = state.events.iter().map(|event| match event {
             JobEvent::Preview { file, .. } => file.len(),
             _ => 0,
@@ -414,7 +412,7 @@ impl JobRecord {
 
     /// Returns a copy without images and events, for an ended job that is no longer retained.
     pub fn rest(&self) -> Arc<Self> {
-        let state = self.state();
+        let state = self.state.lock();
         let note = (state.status == Status::Done).then(|| "its images are no longer kept".to_string());
         let image = |made: &Made| Made {
             file: Bytes::new(),
@@ -453,7 +451,7 @@ impl JobRecord {
 
     /// Returns the approximate bytes of [`JobRecord::rest`].
     pub fn rest_bytes(&self) -> usize {
-        let notes = self.state().notes.iter().map(String::len).sum::<usize>();
+        let notes = self.state.lock().notes.iter().map(String::len).sum::<usize>();
         REST_BYTES + self.prompt.len() + notes + self.count * REST_IMAGE_BYTES
     }
 }
@@ -505,80 +503,5 @@ impl JobRecord {
     pub fn sample(count: usize) -> Arc<Self> {
         let owner = Owner { key: "k".to_string(), share: "k".to_string(), user: String::new() };
         Self::new(owner, "tiny", &Asked::sample(count), Vec::new())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn made() -> Made {
-        Made {
-            file: Bytes::from_static(b"png"),
-            seed: 1,
-            width: 64,
-            height: 64,
-            recipe: Value::Null,
-            parameters: String::new(),
-            url: None,
-        }
-    }
-
-    #[test]
-    fn it_is_done_with_its_last_image() {
-        let record = JobRecord::sample(2);
-        let waiting = record.result_bytes();
-        record.push_event(JobEvent::Started { image: 0 });
-        assert_eq!(record.status(), Status::Running);
-        assert!(!record.made(1, made()));
-        assert!(record.made(0, made()));
-        assert_eq!(record.status(), Status::Done);
-        assert_eq!(record.result_bytes() - waiting, 6 + 4 * size_of::<JobEvent>(), "two files and their events");
-        assert!(!record.cancel() && !record.fail(ApiError::internal("x")), "the job has ended");
-        assert_eq!(record.status(), Status::Done);
-    }
-
-    #[test]
-    fn what_is_left_of_it_has_no_images() {
-        let record = JobRecord::sample(1);
-        record.made(0, made());
-        let rest = record.rest();
-        let Snapshot { status, images, notes, .. } = rest.snapshot();
-        assert_eq!((status, notes.len(), &rest.id, rest.created), (Status::Done, 1, &record.id, record.created));
-        assert!(images[0].as_ref().is_some_and(|made| made.file.is_empty() && made.seed == 1));
-        assert!(rest.events_from(0).is_empty());
-    }
-
-    #[tokio::test]
-    async fn a_job_is_taken_or_refused() {
-        let [taken, refused, cancelled, failed] = [1; 4].map(JobRecord::sample);
-        assert!(taken.is_reading());
-        taken.take();
-        refused.fail(ApiError::bad("invalid_image", "x"));
-        cancelled.cancel();
-        failed.take();
-        failed.fail(ApiError::internal("x"));
-        assert_eq!(refused.taken().await.unwrap_err().code, "invalid_image");
-        for job in [taken, cancelled, failed] {
-            assert!(job.taken().await.is_ok() && !job.is_reading());
-        }
-    }
-
-    #[test]
-    fn notes_are_bounded() {
-        let notes = bounded((0..10_000).map(|_| "x".repeat(10_000)).collect());
-        assert_eq!((notes.len(), notes[MAX_NOTES].as_str()), (MAX_NOTES + 1, "9968 more notes"));
-        assert!(notes.iter().all(|note| note.len() <= MAX_NOTE + 3));
-    }
-
-    #[test]
-    fn an_error_ends_it_once() {
-        let record = JobRecord::sample(1);
-        assert!(record.fail(ApiError::internal("broken")));
-        assert!(record.cancel.check().is_err(), "no further image is generated");
-        record.made(0, made());
-        let Snapshot { status, error, images, .. } = record.snapshot();
-        assert_eq!((status, error.unwrap().message.as_str(), images[0].is_none()), (Status::Failed, "broken", true));
-        assert!(matches!(record.events_from(0)[..], [JobEvent::Queued, JobEvent::Failed(_)]));
     }
 }

@@ -1,6 +1,7 @@
 //! Parsing of the request fields, shared by all routes that generate images.
 
 mod enlarging;
+mod recipe;
 mod size;
 #[cfg(test)]
 mod tests;
@@ -10,7 +11,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use flux::engine::expand::Expansion;
-use flux::engine::regions::TextRegion;
 use flux::engine::{AdapterFile, EmbeddedFiles, Priority, Recipe};
 use flux::files::adapter::BlockStrengths;
 use flux::input;
@@ -18,51 +18,21 @@ use flux::output::ImageFormat;
 use flux::pipeline::{Latents, Transparency};
 use flux::stage::CancelFlag;
 use serde::Deserialize;
-use serde_json::{Value, json};
 
 use crate::http::error::{ApiError, Result, shown};
 use crate::jobs::admission::{Estimate, Preparation};
 use crate::jobs::fields::{Faults, Fields, missing, unknown};
 use crate::jobs::masks;
 pub use enlarging::{Enlargement, MAX_FACTOR, NAME as ENLARGED};
-use size::read_size;
+pub use recipe::{MAX_PROMPT, own_names, read_own};
+use recipe::{check_length, read_loras, read_recipe};
 
-/// Max characters of a prompt, as in OpenAI's API.
-pub const MAX_PROMPT: usize = 32_000;
 /// The field that asks for a prompt written by a language model.
 pub const UPSAMPLE: &str = "upsample";
 /// Max adapters of a request.
 const MAX_ADAPTERS: usize = 32;
 /// Max images of a request.
 pub const MAX_IMAGES: u64 = 10;
-/// Max pixels of a transition.
-const MAX_FEATHER: u64 = 4096;
-/// Max pixels around a mask.
-const MAX_PADDING: u64 = 16384;
-/// Max side of a tile in pixels.
-const MAX_TILE: u64 = 8192;
-/// Fields of a recipe that other APIs do not have. So requests of each API can have them under these names.
-pub const OWN: [&str; 17] = [
-    "boxes",
-    "regions",
-    "controls",
-    "input_weights",
-    "variety",
-    "schedule",
-    "rng",
-    "max_sequence_length",
-    "transparent",
-    "resize",
-    "extend",
-    "full_size",
-    "no_composite",
-    "no_self_reference",
-    "sparse",
-    "tile",
-    "tile_overlap",
-];
-/// Max steps.
-const MAX_STEPS: u64 = 1000;
 /// The values of `priority`.
 const PRIORITIES: [(&str, Priority); 3] =
     [("high", Priority::High), ("normal", Priority::Normal), ("low", Priority::Low)];
@@ -120,24 +90,6 @@ pub struct Encoding {
     pub format: ImageFormat,
     /// The JPEG quality, from 1 to 100.
     pub quality: Option<u8>,
-}
-
-impl Encoding {
-    pub fn name(self) -> &'static str {
-        match self.format {
-            ImageFormat::Png => "png",
-            ImageFormat::Jpeg => "jpeg",
-            ImageFormat::Webp => "webp",
-        }
-    }
-
-    pub fn media_type(self) -> &'static str {
-        match self.format {
-            ImageFormat::Png => "image/png",
-            ImageFormat::Jpeg => "image/jpeg",
-            ImageFormat::Webp => "image/webp",
-        }
-    }
 }
 
 /// The steps to preview.
@@ -360,108 +312,6 @@ impl Asked {
     }
 }
 
-/// Errors if a prompt is too long.
-fn check_length(field: &'static str, text: &str) -> Result<()> {
-    let length = text.chars().count();
-    if length <= MAX_PROMPT {
-        return Ok(());
-    }
-    let message = format!("the prompt has {length} characters, expected at most {MAX_PROMPT}");
-    Err(ApiError::value(field, message))
-}
-
-fn read_recipe(fields: &mut Fields, faults: &mut Faults, defaults: Defaults) -> Recipe {
-    let prompt = faults.ok(fields.needed_text("prompt").map(Some)).unwrap_or_default();
-    faults.extend(check_length("prompt", &prompt));
-    let size = read_size(fields, faults, defaults.pixels);
-    let [width, height] = faults.ok(size).map_or([None, None], |size| size.map(Some));
-    Recipe {
-        prompt,
-        negative: faults.ok(fields.text("negative_prompt")),
-        width,
-        height,
-        steps: faults.ok(fields.whole("steps", 1..=MAX_STEPS)).map(|steps| steps as usize),
-        seed: faults.ok(fields.seed("seed")).unwrap_or(defaults.seed),
-        variation: faults.ok(fields.value("variation")),
-        guidance: faults.ok(fields.number("guidance", 0.0..=1e4)).map(|guidance| guidance as f32),
-        strength: faults.ok(fields.number("strength", 0.0..=1.0)),
-        feather: faults.ok(fields.whole("feather", 0..=MAX_FEATHER)).unwrap_or(0) as usize,
-        mask_padding: faults.ok(fields.whole("mask_padding", 0..=MAX_PADDING)).map(|padding| padding as usize),
-        hires: faults.ok(fields.value("hires")),
-        ..read_own(fields, faults)
-    }
-}
-
-/// Reads the fields [`OWN`] into a recipe.
-pub fn read_own(fields: &mut Fields, faults: &mut Faults) -> Recipe {
-    let mut flag = |name| faults.ok(fields.flag(name)).unwrap_or(false);
-    let [full_size, no_composite, no_self_reference, sparse] =
-        ["full_size", "no_composite", "no_self_reference", "sparse"].map(&mut flag);
-    Recipe {
-        boxes: faults.ok(fields.value("boxes")).unwrap_or_default(),
-        regions: faults.ok(read_regions(fields)).unwrap_or_default(),
-        controls: faults.ok(fields.value("controls")).unwrap_or_default(),
-        input_weights: faults.ok(fields.value("input_weights")).unwrap_or_default(),
-        variety: faults.ok(fields.value("variety")),
-        schedule: faults.ok(fields.value("schedule")).unwrap_or_default(),
-        rng: faults.ok(fields.value("rng")).unwrap_or_default(),
-        max_sequence_length: faults.ok(fields.value("max_sequence_length")),
-        transparent: faults.ok(fields.value("transparent")).unwrap_or_default(),
-        resize: faults.ok(fields.value("resize")),
-        extend: faults.ok(fields.value("extend")),
-        full_size,
-        no_composite,
-        no_self_reference,
-        sparse,
-        tile: faults.ok(fields.whole("tile", 0..=MAX_TILE)).map(|pixels| pixels as usize),
-        tile_overlap: faults.ok(fields.whole("tile_overlap", 0..=MAX_TILE)).map(|pixels| pixels as usize),
-        ..Recipe::default()
-    }
-}
-
-/// Parses regions. Their places are boxes: a mask would name a file of the server.
-fn read_regions(fields: &mut Fields) -> Result<Option<Vec<TextRegion>>> {
-    let regions: Option<Vec<TextRegion>> = fields.value("regions")?;
-    for TextRegion { mask, prompt, .. } in regions.iter().flatten() {
-        check_length("regions", prompt)?;
-        if mask.is_some() {
-            let message = "regions are boxes here: send masks as the files of a `recipe`, to /v1/jobs";
-            return Err(ApiError::bad("unsupported_value", message).with_param("regions"));
-        }
-    }
-    Ok(regions)
-}
-
-/// Parses adapters: a list, or a single one. Each is an object, or a text `NAME`, `NAME:WEIGHT` or
-/// `NAME:WEIGHT:BLOCKS`. An object may also map names to weights.
-fn read_loras(fields: &mut Fields) -> Result<Option<Vec<Lora>>> {
-    let Some((name, value)) = fields.given("loras") else { return Ok(None) };
-    let wrong = || {
-        let message = format!("`{}` is not a list of objects with a `name` and a `weight`", shown(&name));
-        ApiError::value(name.clone(), message)
-    };
-    let value = match value {
-        Value::String(text) if text.trim_start().starts_with(['[', '{']) => {
-            serde_json::from_str(&text).map_err(|_| wrong())?
-        }
-        value => value,
-    };
-    let items = match value {
-        Value::Array(items) => items,
-        Value::Object(weights) if !weights.is_empty() && weights.values().all(Value::is_number) => {
-            weights.into_iter().map(|(name, weight)| json!({"name": name, "weight": weight})).collect()
-        }
-        one => vec![one],
-    };
-    let read = |item: Value| match item {
-        Value::String(text) => {
-            AdapterFile::parse(&text).map(|used| Lora::from(&used)).map_err(|why| ApiError::value(name.clone(), why))
-        }
-        item => serde_json::from_value(item).map_err(|_| wrong()),
-    };
-    items.into_iter().map(read).collect::<Result<_>>().map(Some)
-}
-
 fn read_encoding(fields: &mut Fields, faults: &mut Faults, notes: &mut Vec<String>) -> Encoding {
     let formats = [
         ("png", Some(ImageFormat::Png)),
@@ -602,8 +452,7 @@ fn file_name(upload: &Upload, number: usize) -> PathBuf {
 impl Asked {
     /// Returns a request for tests.
     pub fn sample(count: usize) -> Self {
-        let Value::Object(fields) = json!({"prompt": "x", "n": count}) else { unreachable!("it is an object") };
-        let defaults = Defaults { seed: 0, pixels: 1 << 20 };
-        Self::read(Fields::from_object(fields), Vec::new(), Route::Jobs, defaults).unwrap()
+        let fields = Fields::from_json(format!(r#"{{"prompt": "x", "n": {count}}}"#).as_bytes()).unwrap();
+        Self::read(fields, Vec::new(), Route::Jobs, Defaults { seed: 0, pixels: 1 << 20 }).unwrap()
     }
 }

@@ -1,10 +1,11 @@
 //! Jobs and files that are retained in memory for a while.
 
 use std::collections::{HashSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 
 use crate::http::error::{ApiError, Result};
 use crate::jobs::record::JobRecord;
@@ -37,10 +38,6 @@ struct File {
 }
 
 impl Store {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Stores the job that `begin` returns. It is retained for `kept` after its end, or less if memory runs out. If an
     /// earlier request had the same key, its job is returned instead.
     ///
@@ -51,7 +48,7 @@ impl Store {
         key: Option<(&str, blake3::Hash)>,
         begin: impl FnOnce() -> Result<Arc<JobRecord>>,
     ) -> Result<Arc<JobRecord>> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if let Some((key, body)) = key
             && let Some(job) = state.repeats.recall(owner, key, body, Instant::now())?
         {
@@ -67,37 +64,37 @@ impl Store {
 
     /// Removes a refused job and its idempotency key.
     pub fn forget(&self, job: &Arc<JobRecord>) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.jobs.retain(|known| !Arc::ptr_eq(known, job));
         state.repeats.forget(job);
     }
 
     /// Returns a job of an owner.
     pub fn job(&self, id: &str, key: &str) -> Option<Arc<JobRecord>> {
-        self.state().jobs.iter().find(|job| job.id == id && job.owner.key == key).cloned()
+        self.state.lock().jobs.iter().find(|job| job.id == id && job.owner.key == key).cloned()
     }
 
     /// Returns the jobs of an owner, newest first.
     pub fn jobs(&self, key: &str) -> Vec<Arc<JobRecord>> {
-        self.state().jobs.iter().rev().filter(|job| job.owner.key == key).cloned().collect()
+        self.state.lock().jobs.iter().rev().filter(|job| job.owner.key == key).cloned().collect()
     }
 
     /// Stores a file. Returns its name.
     pub fn add_file(&self, bytes: Bytes, extension: &str, media_type: &'static str) -> String {
         let name = format!("{}.{extension}", crate::http::ids::new_id());
-        self.state().files.push_back(File { name: name.clone(), bytes, media_type, since: Instant::now() });
+        self.state.lock().files.push_back(File { name: name.clone(), bytes, media_type, since: Instant::now() });
         name
     }
 
     pub fn file(&self, name: &str) -> Option<(Bytes, &'static str)> {
-        let state = self.state();
+        let state = self.state.lock();
         let file = state.files.iter().find(|file| file.name == name)?;
         Some((file.bytes.clone(), file.media_type))
     }
 
     /// Returns an image that an owner uploaded.
     pub fn upload(&self, owner: &str, place: &Place) -> Option<Bytes> {
-        self.state().uploads.get(owner, place)
+        self.state.lock().uploads.get(owner, place)
     }
 
     /// Stores an uploaded image. The oldest images of the owner with the most bytes make room. `most` is that of
@@ -105,7 +102,7 @@ impl Store {
     ///
     /// Errors if there is no room.
     pub fn add_upload(&self, owner: &str, place: Place, bytes: Bytes, most: usize) -> Result<()> {
-        if self.state().uploads.add(owner, place, bytes, most / UPLOADS) {
+        if self.state.lock().uploads.add(owner, place, bytes, most / UPLOADS) {
             return Ok(());
         }
         Err(ApiError::too_many("uploads_full", "there is no room for more images", Duration::from_secs(60)))
@@ -113,17 +110,17 @@ impl Store {
 
     /// As [`Uploads::unused`].
     pub fn unused_place(&self, owner: &str, place: Place, bytes: &Bytes) -> Place {
-        self.state().uploads.unused(owner, place, bytes)
+        self.state.lock().uploads.unused(owner, place, bytes)
     }
 
     /// Returns the names of the images that an owner uploaded to a folder.
     pub fn uploads(&self, owner: &str, folder: Folder) -> Vec<String> {
-        self.state().uploads.names(owner, folder)
+        self.state.lock().uploads.names(owner, folder)
     }
 
     /// Returns the bytes of response files, of job results, and of uploads.
     pub fn bytes(&self) -> [(&'static str, usize); 3] {
-        let state = self.state();
+        let state = self.state.lock();
         let files = state.files.iter().map(|file| file.bytes.len()).sum();
         let jobs = state.jobs.iter().map(|job| job.result_bytes()).sum();
         [("files", files), ("jobs", jobs), ("uploads", state.uploads.bytes())]
@@ -131,7 +128,7 @@ impl Store {
 
     /// Drops everything too old, and the oldest entries beyond the memory limit.
     pub fn tidy(&self, kept: Duration, most: usize) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.files.retain(|file| file.since.elapsed() <= kept);
         state.jobs.retain(|job| job.ended().is_none_or(|ended| ended.elapsed() <= kept));
         let mut bytes: usize = state.files.iter().map(|file| file.bytes.len()).sum();

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Extension;
-use axum::extract::State;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
 use axum::response::Response;
@@ -28,6 +27,7 @@ use crate::jobs::body::values;
 use crate::jobs::fields::Fields;
 use crate::jobs::record::{JobRecord, Status};
 use crate::jobs::request::{self, Feedback, Route, Upload};
+use crate::wire::FromClient;
 use crate::{App, EndsWithClient, jobs::intake};
 
 /// The subprotocol that clients name. A key may follow as another one, see [`crate::guard`].
@@ -41,8 +41,7 @@ const NUMBER: usize = 4;
 const QUALITY: u64 = 85;
 
 pub async fn connect(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
+    FromClient(app, client): FromClient,
     Extension(connection): Extension<Arc<Counted>>,
     upgrade: std::result::Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response> {

@@ -7,6 +7,8 @@
 mod calls;
 mod describe;
 mod made;
+#[cfg(test)]
+mod tests;
 
 use std::fs;
 use std::future::poll_fn;
@@ -222,7 +224,7 @@ impl Tools {
             };
             content.push(ContentBlock::text(format!("{origin}, {}{prompt}{notes}", link.uri)));
             images.push(made.add_revised_prompt(json!({
-                "uri": link.uri, "name": link.name, "mime_type": job.encoding.media_type(), "bytes": made.file.len(),
+                "uri": link.uri, "name": link.name, "mime_type": job.encoding.format.media_type(), "bytes": made.file.len(),
                 "width": made.width, "height": made.height, "seed": made.seed, "model": job.model,
             })));
             content.push(ContentBlock::resource_link(link));
@@ -290,7 +292,7 @@ impl Tools {
     fn keep(&self, job: &JobRecord, made: &Made, context: &RequestContext<RoleServer>) -> Result<Resource> {
         let (name, uri, path) = match &self.folder {
             Some(folder) => {
-                let name = format!("flux-{}-{}.{}", made.seed, &job.id[..8], job.encoding.name());
+                let name = format!("flux-{}-{}.{}", made.seed, &job.id[..8], job.encoding.format.name());
                 let path = folder.join(&name);
                 flux::files::atomic::write(&path, &made.file)
                     .map_err(|e| ApiError::internal(format!("cannot write the image: {e}")))?;
@@ -298,7 +300,11 @@ impl Tools {
                 (name, format!("file://{}", path.display()), Some(path))
             }
             None => {
-                let name = self.app.store.add_file(made.file.clone(), job.encoding.name(), job.encoding.media_type());
+                let name = self.app.store.add_file(
+                    made.file.clone(),
+                    job.encoding.format.name(),
+                    job.encoding.format.media_type(),
+                );
                 let address = context.extensions.get::<Parts>().and_then(|parts| parts.extensions.get::<Address>());
                 (name.clone(), address.cloned().unwrap_or_default().url(&format!("/v1/files/{name}")), None)
             }
@@ -308,13 +314,13 @@ impl Tools {
             caller: Self::caller(context),
             name: name.clone(),
             uri: uri.clone(),
-            media_type: job.encoding.media_type(),
+            media_type: job.encoding.format.media_type(),
             size: made.file.len(),
             description: format!("{}x{}, seed {}: {prompt}", made.width, made.height, made.seed),
             recipe: made.recipe.to_string(),
             path,
         });
-        Ok(Resource::new(uri, name).with_mime_type(job.encoding.media_type()).with_size(made.file.len() as u64))
+        Ok(Resource::new(uri, name).with_mime_type(job.encoding.format.media_type()).with_size(made.file.len() as u64))
     }
 
     fn about(&self) -> About {
@@ -461,60 +467,5 @@ fn small_copy(file: &[u8], cancel: &CancelFlag) -> Result<Vec<u8>> {
             return Ok(jpeg);
         }
         side /= 2;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use flux::output::{ImageFormat, encode};
-    use flux::rgb::Rgb;
-
-    use super::*;
-    use crate::jobs::request::OWN;
-
-    #[test]
-    fn copies_are_small_enough_for_clients() {
-        let noise: Vec<u8> = (0..3_u32 * 1600 * 1200).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
-        let file =
-            encode(&Rgb { width: 1600, height: 1200, bytes: noise }, ImageFormat::Png, &Metadata::default()).unwrap();
-        let copy = small_copy(&file, &CancelFlag::default()).unwrap();
-        assert!(copy.len() * 4 / 3 <= MAX_BASE64);
-        let read = input::read_bytes(&copy).unwrap();
-        assert!(read.width.max(read.height) <= ANSWER_SIDE && read.width * 3 == read.height * 4);
-    }
-
-    #[test]
-    fn every_argument_of_a_tool_is_a_field_that_is_read() {
-        let opened = describe::Opened { size: [64, 64], steps: 4, is_distilled: true };
-        let about = About {
-            model: "x".to_string(),
-            opened: Some(opened),
-            max_pixels: 1 << 20,
-            takes_paths: true,
-            upsamples: true,
-            upscalers: vec!["Lanczos".to_string()],
-        };
-        let described = tools(&about);
-        let edits = &described.iter().find(|tool| tool.name == "edit_image").unwrap().input_schema["properties"];
-        // Each field of a recipe that a client may set, except files of tensors.
-        let own = ["prompt", "size", "steps", "seed", "variation", "guidance", "negative_prompt", "strength", "images"];
-        let own = own.iter().chain(&["mask", "mask_padding", "feather", "hires", "loras"]).chain(&OWN);
-        own.for_each(|name| assert!(edits[*name].is_object(), "{name}"));
-        for tool in described.iter().filter(|tool| !matches!(&*tool.name, "list_models" | "upscale_image")) {
-            for name in tool.input_schema["properties"].as_object().unwrap().keys() {
-                if !matches!(&**name, "images" | "mask" | "strength") {
-                    let value = json!({"prompt": "x", name: null});
-                    let mut arguments = value.as_object().cloned().unwrap();
-                    arguments.insert("prompt".to_string(), "x".into());
-                    let read = crate::jobs::request::Asked::read(
-                        Fields::from_object(arguments),
-                        Vec::new(),
-                        Route::Generations,
-                        crate::jobs::request::Defaults { seed: 1, pixels: 1 << 20 },
-                    );
-                    assert!(read.is_ok(), "{name}");
-                }
-            }
-        }
     }
 }

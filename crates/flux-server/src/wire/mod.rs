@@ -12,3 +12,25 @@ pub(crate) mod mcp;
 pub(crate) mod openai;
 pub(crate) mod openapi;
 pub(crate) mod own_jobs;
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::FromRequestParts;
+use axum::extract::rejection::ExtensionRejection;
+use axum::http::request::Parts;
+
+use crate::App;
+use crate::http::client::Client;
+
+/// The server, and the client of a request to it.
+pub(crate) struct FromClient(pub Arc<App>, pub Client);
+
+impl FromRequestParts<Arc<App>> for FromClient {
+    type Rejection = ExtensionRejection;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ExtensionRejection> {
+        let Extension(client) = Extension::from_request_parts(parts, app).await?;
+        Ok(Self(Arc::clone(app), client))
+    }
+}

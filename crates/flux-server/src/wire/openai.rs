@@ -17,13 +17,13 @@ use flux::pipeline::MAX_REFERENCES;
 use serde_json::{Map, Value, json};
 
 use crate::http::address::Address;
-use crate::http::client::Client;
 use crate::http::error::{ApiError, Result};
 use crate::http::pieces::{Files, Pieces};
 use crate::http::sse::{self, Events, Gone, KEEP_ALIVE};
 use crate::jobs::models::Models;
 use crate::jobs::record::{JobEvent, JobRecord, Made, Snapshot};
 use crate::jobs::request::{Answer, MAX_IMAGES, MAX_PROMPT, Route};
+use crate::wire::FromClient;
 use crate::{App, http::answer, jobs::intake};
 
 /// The header with the timeout of OpenAI's Python client, in seconds.
@@ -31,33 +31,9 @@ const CLIENT_TIMEOUT: &str = "x-stainless-read-timeout";
 /// Pixels to which a model reduces a reference among others.
 const REFERENCE_PIXELS: usize = 1024 * 1024;
 
-pub async fn generations(
-    state: State<Arc<App>>,
-    from: (Extension<Client>, Extension<Address>),
-    request: Request,
-) -> Result<Response> {
-    images(state.0, from, request, Route::Generations).await
-}
-
-pub async fn edits(
-    state: State<Arc<App>>,
-    from: (Extension<Client>, Extension<Address>),
-    request: Request,
-) -> Result<Response> {
-    images(state.0, from, request, Route::Edits).await
-}
-
-pub async fn upscale(
-    state: State<Arc<App>>,
-    from: (Extension<Client>, Extension<Address>),
-    request: Request,
-) -> Result<Response> {
-    images(state.0, from, request, Route::Upscale).await
-}
-
-async fn images(
-    app: Arc<App>,
-    (Extension(client), Extension(address)): (Extension<Client>, Extension<Address>),
+pub async fn images(
+    FromClient(app, client): FromClient,
+    Extension(address): Extension<Address>,
     request: Request,
     route: Route,
 ) -> Result<Response> {
@@ -96,7 +72,7 @@ fn client_timeout(headers: &HeaderMap) -> Option<Duration> {
 
 /// Returns the fields that all responses share.
 fn common(job: &JobRecord, snapshot: &Snapshot) -> Map<String, Value> {
-    let all = [("output_format", job.encoding.name().into()), ("size", Value::from(snapshot.size()))];
+    let all = [("output_format", job.encoding.format.name().into()), ("size", Value::from(snapshot.size()))];
     let generated =
         [("quality", "high".into()), ("background", if job.is_transparent { "transparent" } else { "opaque" }.into())];
     let generated = generated.into_iter().filter(|_| !job.is_enlarging);
@@ -138,7 +114,7 @@ fn file_url(app: &App, job: &JobRecord, made: &Made, address: &Address) -> Strin
     if let Some(url) = &made.url {
         return url.clone();
     }
-    let name = app.store.add_file(made.file.clone(), job.encoding.name(), job.encoding.media_type());
+    let name = app.store.add_file(made.file.clone(), job.encoding.format.name(), job.encoding.format.media_type());
     address.url(&format!("/v1/files/{name}"))
 }
 

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use axum::Extension;
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{Path, Query, Request};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use flux::stage::CancelFlag;
@@ -18,6 +17,7 @@ use crate::http::sse::{self, Events, Gone, KEEP_ALIVE};
 use crate::jobs::admission::Estimate;
 use crate::jobs::record::{JobEvent, JobRecord, Status};
 use crate::jobs::request::Route;
+use crate::wire::FromClient;
 use crate::{App, http::answer, jobs::fields, jobs::intake, wire::openai};
 
 /// The interval between updates of a waiting job's position.
@@ -26,11 +26,7 @@ const PLACE_EVERY: Duration = Duration::from_secs(1);
 const MAX_KEY: usize = 255;
 
 /// Submits a job.
-pub async fn submit(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    request: Request,
-) -> Result<Response> {
+pub async fn submit(FromClient(app, client): FromClient, request: Request) -> Result<Response> {
     let (parts, body) = request.into_parts();
     let permit = app.permit(&client);
     let (mut fields, mut uploads) = intake::body(&app, &parts.headers, body, &permit, Route::Jobs).await?;
@@ -120,8 +116,7 @@ fn listed_at_most() -> usize {
 
 /// Returns the jobs of a client, newest first.
 pub async fn list(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
+    FromClient(app, client): FromClient,
     query: std::result::Result<Query<Listed>, axum::extract::rejection::QueryRejection>,
 ) -> Result<Response> {
     let Query(Listed { limit, status }) = query.map_err(|e| ApiError::bad("invalid_value", e.body_text()))?;
@@ -133,32 +128,20 @@ pub async fn list(
     Ok(answer::json(&json!({"object": "list", "data": jobs})))
 }
 
-pub async fn get(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    Path(id): Path<String>,
-) -> Result<Response> {
+pub async fn get(FromClient(app, client): FromClient, Path(id): Path<String>) -> Result<Response> {
     let job = find(&app, &client, &id)?;
     Ok(answer::json(&job_json(&app, &job)))
 }
 
 /// Cancels a job.
-pub async fn cancel(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    Path(id): Path<String>,
-) -> Result<Response> {
+pub async fn cancel(FromClient(app, client): FromClient, Path(id): Path<String>) -> Result<Response> {
     let job = find(&app, &client, &id)?;
     app.queue.cancel(&job);
     Ok(answer::json(&job_json(&app, &job)))
 }
 
 /// Returns all images of a finished job.
-pub async fn result(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    Path(id): Path<String>,
-) -> Result<Response> {
+pub async fn result(FromClient(app, client): FromClient, Path(id): Path<String>) -> Result<Response> {
     let job = find(&app, &client, &id)?;
     let snapshot = job.snapshot();
     if let Some(error) = snapshot.error {
@@ -179,29 +162,24 @@ pub async fn result(
         })
         .collect();
     let details = openai::details(&job, &snapshot);
-    let format = job.encoding.name();
+    let format = job.encoding.format.name();
     Ok(answer::pieces(files.json(
         &json!({"id": job.id, "output_format": format, "data": images, "usage": snapshot.usage(), "flux": details}),
     )))
 }
 
 /// Returns an image of a job as a file.
-pub async fn image(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    Path((id, image)): Path<(String, String)>,
-) -> Result<Response> {
+pub async fn image(FromClient(app, client): FromClient, Path((id, image)): Path<(String, String)>) -> Result<Response> {
     let job = find(&app, &client, &id)?;
     let images = job.snapshot().images;
     let made = image.parse().ok().and_then(|image: usize| images.get(image)?.as_ref());
     let made = made.ok_or_else(|| ApiError::not_found("the image does not exist or is not generated yet"))?;
-    Ok(answer::bytes(made.file.clone(), job.encoding.media_type()))
+    Ok(answer::bytes(made.file.clone(), job.encoding.format.media_type()))
 }
 
 /// Streams the events of a job, from the start or after the last event that the client saw.
 pub async fn events(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
+    FromClient(app, client): FromClient,
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Response> {
@@ -262,7 +240,7 @@ fn event_json(app: &App, job: &JobRecord, event: &JobEvent) -> (&'static str, Pi
         JobEvent::Preview { image, step, steps, file, .. } => (
             "preview",
             json!({"type": "preview", "image": image, "step": step, "steps": steps,
-                "output_format": job.encoding.name(), "b64_json": files.base64(file)}),
+                "output_format": job.encoding.format.name(), "b64_json": files.base64(file)}),
         ),
         JobEvent::Image { image } => {
             ("image", json!({"type": "image", "image": image, "url": format!("/v1/jobs/{}/images/{image}", job.id)}))

@@ -1,6 +1,7 @@
 //! Input files of images, recognized by their stamps or else by their digests.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -54,12 +55,8 @@ impl Stamp {
             let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
             stamp.bytes += found.len();
             stamp.modified_ns = stamp.modified_ns.max(since.as_nanos() as u64);
-            #[cfg(unix)]
-            {
-                use std::os::unix::fs::MetadataExt;
-                let changed = found.ctime().saturating_mul(1_000_000_000).saturating_add(found.ctime_nsec());
-                stamp.changed_ns = stamp.changed_ns.max(changed.max(0) as u64);
-            }
+            let changed = found.ctime().saturating_mul(1_000_000_000).saturating_add(found.ctime_nsec());
+            stamp.changed_ns = stamp.changed_ns.max(changed.max(0) as u64);
         }
         Some(stamp)
     }

@@ -11,12 +11,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 
 use flux::engine::{ImageRecipe, Recipe};
 use flux::files::digest::sha256;
 use flux::files::open_unlinked;
 use flux::{Error, Result, input, metadata};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -260,7 +260,7 @@ impl Manifest {
         };
         let mut line = serde_json::to_vec(entry).map_err(|e| failed(e.to_string()))?;
         line.push(b'\n');
-        let mut file = self.file.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut file = self.file.lock();
         file.as_mut().map_or(Ok(()), |file| file.write_all(&line)).map_err(|e| failed(e.to_string()))
     }
 }
@@ -292,7 +292,6 @@ fn end_line(file: &mut File) -> io::Result<()> {
 
 /// Errors if a manifest has hard links, because appending would change the other file, too.
 fn check_names(file: &File) -> Result<()> {
-    #[cfg(unix)]
     if file.metadata().is_ok_and(|found| std::os::unix::fs::MetadataExt::nlink(&found) > 1) {
         return Err(Error::new("the manifest has other hard links, which would change with it")
             .hint("replace it with a copy, as with `cp manifest.jsonl copy && mv copy manifest.jsonl`"));
@@ -304,7 +303,6 @@ fn check_names(file: &File) -> Result<()> {
 ///
 /// Errors if another process has locked it. A file system without locks is not an error.
 fn lock(file: &File) -> Result<()> {
-    #[cfg(unix)]
     if rustix::fs::flock(file, rustix::fs::FlockOperation::NonBlockingLockExclusive)
         == Err(rustix::io::Errno::WOULDBLOCK)
     {
@@ -471,7 +469,6 @@ mod tests {
         assert_eq!(found(&whole(folder.path()), "a.png", "key"), "same");
     }
 
-    #[cfg(unix)]
     #[test]
     fn a_manifest_is_a_regular_file_of_this_program_that_one_process_writes() {
         let folder = tempfile::tempdir().unwrap();

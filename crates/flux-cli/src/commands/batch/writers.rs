@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, Scope};
 use std::time::Instant;
 
@@ -11,6 +11,7 @@ use flux::engine::Image;
 use flux::files::digest::sha256;
 use flux::output::ImageFormat;
 use flux::{Error, Result};
+use parking_lot::Mutex;
 
 use super::inputs::{InputFile, Stamps};
 use super::items::Item;
@@ -89,7 +90,7 @@ impl Writers {
 
 fn serve(waiting: &Mutex<Receiver<Work>>, finished: &Sender<Written>, folder: &Path, manifest: &Manifest) {
     loop {
-        let work = waiting.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let work = waiting.lock().recv();
         let Ok(work) = work else { return };
         let item = work.item.clone();
         let entry = save(work, folder, manifest);

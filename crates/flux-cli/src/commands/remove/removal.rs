@@ -121,7 +121,6 @@ impl Removal {
 
     /// Errors when another process holds a lock of the repository.
     fn check_unlocked(&self) -> Result<()> {
-        #[cfg(unix)]
         for path in files_below(&self.locks) {
             use rustix::fs::{FlockOperation, flock};
             let Ok(file) = fs::File::open(&path) else { continue };

@@ -130,7 +130,7 @@ fn a_client_with_too_many_connections_loses_its_own_and_those_at_work_stay() {
     let second = pool.admit(who(1), 2).unwrap();
     first.activity.begin_answer();
     let third = pool.admit(who(1), 2).unwrap();
-    assert_eq!(pool.table().counts[&who(1)], 2, "the idle connection was closed to make room");
+    assert_eq!(pool.table.lock().counts[&who(1)], 2, "the idle connection was closed to make room");
     drop(second);
     third.activity.begin_answer();
     assert_eq!(pool.admit(who(1), 2).err(), Some(Full::OfClient));
@@ -140,5 +140,5 @@ fn a_client_with_too_many_connections_loses_its_own_and_those_at_work_stay() {
     others[1].activity.end_answer();
     let last = pool.admit(who(4), 2).unwrap();
     drop((first, third, others, last));
-    assert!(pool.table().open.is_empty() && pool.table().counts.is_empty());
+    assert!(pool.table.lock().open.is_empty() && pool.table.lock().counts.is_empty());
 }

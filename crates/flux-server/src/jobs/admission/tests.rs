@@ -43,7 +43,7 @@ async fn a_client_that_fills_its_threads_delays_no_other_client() {
         drop(end);
         task.await.unwrap().unwrap();
     }
-    let state = admission.state();
+    let state = admission.state.lock();
     assert_eq!((state.owners.len(), state.tasks.len(), state.cost, state.kept), (0, 0, 0, 0));
 }
 
@@ -81,7 +81,7 @@ async fn a_request_that_is_given_up_ends_its_work_and_a_waiting_one_never_starts
     let cancel = CancelFlag::default();
     let waiting = permit.run(Estimate::scale(SMALL + 1), &cancel, |_| Ok(()));
     assert!(tokio::time::timeout(Duration::from_millis(20), waiting).await.is_err());
-    assert_eq!(admission.state().tasks.len(), held.len());
+    assert_eq!(admission.state.lock().tasks.len(), held.len());
     let cancel = CancelFlag::default();
     cancel.cancel();
     let cancelled = permit.run(Estimate::default(), &cancel, |_| -> Result<()> { panic!("it never starts") }).await;
@@ -152,7 +152,7 @@ fn bytes_are_returned_and_no_owner_takes_all_of_them() {
     drop(first);
     admission.permit("a").keep(50).unwrap();
     drop(other);
-    let state = admission.state();
+    let state = admission.state.lock();
     assert_eq!((state.kept, state.owners.len()), (0, 0));
     drop(state);
     assert!(Admission::new(100, 200).permit("a").keep(100).is_ok(), "a request of the max size fits");

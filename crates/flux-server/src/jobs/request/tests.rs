@@ -1,5 +1,7 @@
 //! Tests of the request fields.
 
+use serde_json::json;
+
 use super::*;
 
 fn read(json: &str) -> Result<Asked> {

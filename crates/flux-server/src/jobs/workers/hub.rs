@@ -1,11 +1,11 @@
 //! Forwards events of jobs to the tasks that follow them.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::locked;
 use flux_queue::message::{EventMessage, Happened, PlanSaid};
 use flux_queue::online::QueueEvent;
 
@@ -45,7 +45,7 @@ impl Follows {
 
 impl Drop for Follows {
     fn drop(&mut self) {
-        locked(&self.hub.followed).remove(&self.job);
+        self.hub.followed.lock().remove(&self.job);
     }
 }
 
@@ -53,12 +53,12 @@ impl Hub {
     /// Subscribes to the events of a job.
     pub fn follow(self: &Arc<Self>, job: String) -> Follows {
         let (sender, events) = unbounded_channel();
-        locked(&self.followed).insert(job.clone(), sender);
+        self.followed.lock().insert(job.clone(), sender);
         Follows { hub: Arc::clone(self), job, events }
     }
 
     pub fn receive(&self, event: QueueEvent) {
-        let followed = locked(&self.followed);
+        let followed = self.followed.lock();
         let send = |job: &str, event: WorkerEvent| {
             if let Some(sender) = followed.get(job) {
                 let _ = sender.send(event);
@@ -96,6 +96,6 @@ mod tests {
         assert_eq!(one.next().await, WorkerEvent::Missed);
         assert_eq!([other.next().await, other.next().await], [WorkerEvent::Dead("2".to_string()), WorkerEvent::Missed]);
         drop(one);
-        assert_eq!(locked(&hub.followed).len(), 1);
+        assert_eq!(hub.followed.lock().len(), 1);
     }
 }

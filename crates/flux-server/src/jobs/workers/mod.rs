@@ -17,11 +17,12 @@ mod submit;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use flux::engine::ModelRecipe;
+use parking_lot::{Mutex, MutexGuard};
 
 use self::hub::Hub;
 use crate::http::config::{self, Limits};
@@ -72,10 +73,6 @@ pub struct Workers {
     adapters: Mutex<HashMap<PathBuf, String>>,
     is_closed: AtomicBool,
     store_is_away: AtomicBool,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Workers {
@@ -149,7 +146,7 @@ impl Workers {
     ///
     /// Errors if no worker has registered it.
     async fn description(&self, name: &str) -> Result<ModelRecipe> {
-        let known = locked(&self.described).get(name).filter(|(since, _)| since.elapsed() < KNOWN_FOR).cloned();
+        let known = self.described.lock().get(name).filter(|(since, _)| since.elapsed() < KNOWN_FOR).cloned();
         if let Some((_, model)) = known {
             return Ok(model);
         }
@@ -157,7 +154,7 @@ impl Workers {
         let model = model.ok_or_else(|| {
             ApiError::unavailable("no_workers", format!("the store has no model `{name}`: no worker has run yet"), SOON)
         })?;
-        locked(&self.described).insert(name.to_string(), (Instant::now(), model.clone()));
+        self.described.lock().insert(name.to_string(), (Instant::now(), model.clone()));
         Ok(model)
     }
 
@@ -197,7 +194,7 @@ impl Workers {
 
     /// Returns the unfinished jobs.
     fn open(&self) -> MutexGuard<'_, Vec<Arc<JobRecord>>> {
-        let mut open = locked(&self.open);
+        let mut open = self.open.lock();
         open.retain(|job| !job.status().is_over());
         open
     }

@@ -15,7 +15,7 @@ use futures_util::future::try_join_all;
 use tokio::sync::oneshot;
 
 use super::follow::{self, Image};
-use super::{STORE_WITHIN, Workers, locked};
+use super::{STORE_WITHIN, Workers};
 use crate::http::error::{ApiError, Result, SOON, cancelled};
 use crate::http::ids::new_id;
 use crate::jobs::record::{JobRecord, Status};
@@ -235,7 +235,7 @@ impl Workers {
 
     /// Returns the object name of an adapter, uploading it on first use.
     async fn adapter(&self, file: &Path) -> Result<String> {
-        let known = locked(&self.adapters).get(file).cloned();
+        let known = self.adapters.lock().get(file).cloned();
         if let Some(object) = known
             && self.await_store(STORE_WITHIN, self.store.has(&object)).await?
         {
@@ -249,7 +249,7 @@ impl Workers {
         })?;
         let object = input(hash.to_hex().as_str());
         self.put(&object, bytes.into(), ADAPTER_WITHIN).await?;
-        locked(&self.adapters).insert(file.to_path_buf(), object.clone());
+        self.adapters.lock().insert(file.to_path_buf(), object.clone());
         Ok(object)
     }
 }

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::Extension;
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::http::StatusCode;
 use flux::engine::ImageRecipe;
 use flux::sampler::Variation;
@@ -13,27 +12,20 @@ use serde_json::{Map, Value, json};
 use super::lists::chosen;
 use super::reading::Reading;
 use super::{SdResult, read_fields};
-use crate::http::client::Client;
 use crate::http::error::shown;
 use crate::http::pieces::{Files, Pieces};
 use crate::jobs::admission::Estimate;
 use crate::jobs::fields::{brief, text_bytes};
 use crate::jobs::record::{JobRecord, Made, Snapshot};
-use crate::{App, EndsWithClient, http::answer, jobs::intake};
+use crate::wire::FromClient;
+use crate::{EndsWithClient, http::answer, jobs::intake};
 
 /// Max fields that a response repeats, and max bytes of each value except prompts.
 const MAX_REPEATED: usize = 128;
 const MAX_REPEATED_BYTES: usize = 4096;
 
-pub async fn txt2img(state: State<Arc<App>>, client: Extension<Client>, request: Request) -> SdResult {
-    draw(state.0, client.0, request, false).await
-}
-
-pub async fn img2img(state: State<Arc<App>>, client: Extension<Client>, request: Request) -> SdResult {
-    draw(state.0, client.0, request, true).await
-}
-
-async fn draw(app: Arc<App>, client: Client, request: Request, from_image: bool) -> SdResult {
+/// Answers `txt2img`, or `img2img` if it is `from_image`.
+pub async fn draw(FromClient(app, client): FromClient, request: Request, from_image: bool) -> SdResult {
     let permit = app.permit(&client);
     let fields = read_fields(&app, request.into_body(), &permit).await?;
     let parameters = repeated(&fields);

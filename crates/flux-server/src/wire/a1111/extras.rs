@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use axum::Extension;
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use flux::engine::{EmbeddedFiles, EnlargedSize, Priority};
 use flux::input;
 use flux::stage::CancelFlag;
@@ -17,6 +16,7 @@ use crate::http::error::{ApiError, Result, shown};
 use crate::http::pieces::Files;
 use crate::jobs::admission::{Estimate, Permit};
 use crate::jobs::request::{Asked, ENLARGED, Enlargement, MAX_FACTOR};
+use crate::wire::FromClient;
 use crate::{App, EndsWithClient, http::answer, jobs::intake};
 
 /// Max images of a batch.
@@ -35,8 +35,7 @@ pub fn upscalers(app: &App) -> Value {
     all.map(one).collect()
 }
 
-pub async fn single(state: State<Arc<App>>, client: Extension<Client>, request: Request) -> SdResult {
-    let (app, client) = (state.0, client.0);
+pub async fn single(FromClient(app, client): FromClient, request: Request) -> SdResult {
     let permit = app.permit(&client);
     let mut fields = read_fields(&app, request.into_body(), &permit).await?;
     let image = fields.remove("image");
@@ -47,8 +46,7 @@ pub async fn single(state: State<Arc<App>>, client: Extension<Client>, request: 
     Ok(answer::pieces(files.json(&json!({"html_info": extras.info(), "image": image}))))
 }
 
-pub async fn batch(state: State<Arc<App>>, client: Extension<Client>, request: Request) -> SdResult {
-    let (app, client) = (state.0, client.0);
+pub async fn batch(FromClient(app, client): FromClient, request: Request) -> SdResult {
     let permit = app.permit(&client);
     let mut fields = read_fields(&app, request.into_body(), &permit).await?;
     let list = match fields.remove("imageList") {

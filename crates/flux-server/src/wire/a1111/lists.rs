@@ -1,9 +1,6 @@
 //! Lists: models, samplers, adapters, options.
 
-use std::sync::Arc;
-
-use axum::Extension;
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::response::Response;
 use flux::metadata::{Infotext, MAX_TEXT, said_by};
 use flux::stage::CancelFlag;
@@ -14,6 +11,7 @@ use super::{SdResult, extras, file_of, read_fields};
 use crate::http::client::Client;
 use crate::http::error::ApiError;
 use crate::jobs::admission::Estimate;
+use crate::wire::FromClient;
 use crate::{App, http::answer};
 
 /// A function that returns a list.
@@ -61,7 +59,7 @@ pub fn chosen(app: &App, client: &Client) -> String {
     app.sdapi.model(&client.name).unwrap_or_else(|| app.queue.models().name(0).to_string())
 }
 
-pub async fn options(State(app): State<Arc<App>>, Extension(client): Extension<Client>) -> Response {
+pub async fn options(FromClient(app, client): FromClient) -> Response {
     answer::json(&json!({
         "sd_model_checkpoint": chosen(&app, &client), "sd_checkpoint_hash": null, "sd_vae": "Automatic",
         "samples_format": "png", "CLIP_stop_at_last_layers": 1, "eta_noise_seed_delta": 0,
@@ -69,11 +67,7 @@ pub async fn options(State(app): State<Arc<App>>, Extension(client): Extension<C
 }
 
 /// Sets the model of the client. Other options have no effect.
-pub async fn set_options(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    request: Request,
-) -> SdResult {
+pub async fn set_options(FromClient(app, client): FromClient, request: Request) -> SdResult {
     let fields = read_fields(&app, request.into_body(), &app.permit(&client)).await?;
     if let Some(model) = fields.get("sd_model_checkpoint") {
         let name = model.as_str().ok_or_else(|| ApiError::value("sd_model_checkpoint", "the model is not a string"))?;
@@ -87,7 +81,7 @@ pub async fn set_options(
 }
 
 /// Returns the metadata in an image file.
-pub async fn png_info(State(app): State<Arc<App>>, Extension(client): Extension<Client>, request: Request) -> SdResult {
+pub async fn png_info(FromClient(app, client): FromClient, request: Request) -> SdResult {
     let permit = app.permit(&client);
     let mut fields = read_fields(&app, request.into_body(), &permit).await?;
     let Some(Value::String(text)) = fields.remove("image") else {

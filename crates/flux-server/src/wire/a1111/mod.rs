@@ -15,21 +15,24 @@ mod lists;
 mod reading;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Router;
-use axum::extract::Query;
+use axum::extract::{Query, Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 
+use crate::http::client::Client;
 use crate::http::error::{ApiError, Result};
 use crate::jobs::admission::Permit;
 use crate::jobs::record::{JobEvent, JobRecord};
+use crate::wire::FromClient;
 use crate::{App, http::answer, jobs::body, jobs::embedded};
 
 /// Max clients whose choice of a model is remembered.
@@ -48,12 +51,8 @@ struct ClientState {
 }
 
 impl Clients {
-    fn all(&self) -> MutexGuard<'_, HashMap<String, ClientState>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn add(&self, client: &str, job: Arc<JobRecord>) {
-        let mut all = self.all();
+        let mut all = self.0.lock();
         // Removes clients without any state.
         all.retain(|_, state| {
             state.jobs.retain(|job| !job.status().is_over());
@@ -64,18 +63,18 @@ impl Clients {
 
     /// Returns the unfinished jobs of a client.
     fn jobs(&self, client: &str) -> Vec<Arc<JobRecord>> {
-        let all = self.all();
+        let all = self.0.lock();
         let jobs = all.get(client).map_or(&[][..], |state| &state.jobs);
         jobs.iter().filter(|job| !job.status().is_over()).cloned().collect()
     }
 
     fn model(&self, client: &str) -> Option<String> {
-        self.all().get(client).and_then(|state| state.model.as_ref().map(|(model, _)| model.clone()))
+        self.0.lock().get(client).and_then(|state| state.model.as_ref().map(|(model, _)| model.clone()))
     }
 
     /// Remembers the choice of a client. If there are too many, the oldest one is dropped.
     fn choose(&self, client: &str, model: String) {
-        let mut all = self.all();
+        let mut all = self.0.lock();
         all.entry(client.to_string()).or_default().model = Some((model, Instant::now()));
         let choices = all.iter().filter_map(|(name, state)| Some((state.model.as_ref()?.1, name)));
         if choices.clone().count() > MAX_CHOICES
@@ -90,12 +89,11 @@ impl Clients {
 
 pub fn routes() -> Router<Arc<App>> {
     let lists = lists::ROUTES.iter().fold(Router::new(), |router, (path, list)| {
-        router
-            .route(path, get(move |state: axum::extract::State<Arc<App>>| async move { answer::json(&list(&state.0)) }))
+        router.route(path, get(move |State(app): State<Arc<App>>| async move { answer::json(&list(&app)) }))
     });
     lists
-        .route("/sdapi/v1/txt2img", post(draw::txt2img))
-        .route("/sdapi/v1/img2img", post(draw::img2img))
+        .route("/sdapi/v1/txt2img", post(|from: FromClient, request: Request| draw::draw(from, request, false)))
+        .route("/sdapi/v1/img2img", post(|from: FromClient, request: Request| draw::draw(from, request, true)))
         .route("/sdapi/v1/extra-single-image", post(extras::single))
         .route("/sdapi/v1/extra-batch-images", post(extras::batch))
         .route("/sdapi/v1/options", get(lists::options).post(lists::set_options))
@@ -159,12 +157,8 @@ fn file_of(text: &str, field: &'static str) -> Result<Vec<u8>> {
 }
 
 /// Returns the progress of the client's oldest job. When idle, it is exactly 0.
-async fn progress(
-    state: axum::extract::State<Arc<App>>,
-    client: axum::Extension<crate::http::client::Client>,
-    Query(query): Query<HashMap<String, String>>,
-) -> Response {
-    let mut progress = client_progress(&state, &client);
+async fn progress(FromClient(app, client): FromClient, Query(query): Query<HashMap<String, String>>) -> Response {
+    let mut progress = client_progress(&app, &client);
     let skips =
         query.get("skip_current_image").is_some_and(|skips| matches!(&*skips.to_lowercase(), "true" | "1" | ""));
     if skips {
@@ -174,11 +168,8 @@ async fn progress(
 }
 
 /// As [`progress`], in the format of the web UI itself.
-async fn internal_progress(
-    state: axum::extract::State<Arc<App>>,
-    client: axum::Extension<crate::http::client::Client>,
-) -> Response {
-    let progress = client_progress(&state, &client);
+async fn internal_progress(FromClient(app, client): FromClient) -> Response {
+    let progress = client_progress(&app, &client);
     let is_active = progress["state"]["job_count"] != 0;
     answer::json(&json!({
         "active": is_active, "queued": false, "completed": !is_active, "progress": progress["progress"],
@@ -186,7 +177,7 @@ async fn internal_progress(
     }))
 }
 
-fn client_progress(app: &App, client: &crate::http::client::Client) -> Value {
+fn client_progress(app: &App, client: &Client) -> Value {
     let jobs = app.sdapi.jobs(&client.name);
     let Some(job) = jobs.first() else { return progress_of(&[], 0, None) };
     let eta = app.queue.ahead(job).and_then(|ahead| ahead.eta_s);
@@ -217,12 +208,9 @@ fn progress_of(events: &[JobEvent], jobs: usize, eta: Option<f64>) -> Value {
 }
 
 /// Cancels the jobs of the client only.
-async fn interrupt(
-    state: axum::extract::State<Arc<App>>,
-    client: axum::Extension<crate::http::client::Client>,
-) -> Response {
-    for job in state.sdapi.jobs(&client.name) {
-        state.queue.cancel(&job);
+async fn interrupt(FromClient(app, client): FromClient) -> Response {
+    for job in app.sdapi.jobs(&client.name) {
+        app.queue.cancel(&job);
     }
     answer::json(&json!({}))
 }
@@ -236,7 +224,7 @@ mod tests {
         let clients = Clients::default();
         (0..=MAX_CHOICES).for_each(|client| clients.choose(&client.to_string(), "tiny".to_string()));
         clients.choose("1", "other".to_string());
-        assert_eq!(clients.all().len(), MAX_CHOICES);
+        assert_eq!(clients.0.lock().len(), MAX_CHOICES);
         assert_eq!((clients.model("0"), clients.model("1")), (None, Some("other".to_string())));
     }
 

@@ -16,7 +16,7 @@ use crate::http::config::Config;
 use crate::http::error::{ApiError, Result, shown};
 use crate::jobs::fields::{Faults, Fields};
 use crate::jobs::models::stem;
-use crate::jobs::request::{Asked, Encoding, Lora, OWN, Previews, UPSAMPLE, read_own};
+use crate::jobs::request::{Asked, Encoding, Lora, Previews, UPSAMPLE, own_names, read_own};
 
 /// Max images of a request.
 const MAX_IMAGES: u64 = 64;
@@ -106,7 +106,7 @@ impl<'a> Reading<'a> {
     ///
     /// Errors if one is invalid.
     fn own_fields(&mut self) -> Result<Recipe> {
-        let own = OWN.iter().filter_map(|name| Some((name.to_string(), self.fields.remove(*name)?)));
+        let own = own_names().filter_map(|name| Some((name.to_string(), self.fields.remove(name)?)));
         let (mut fields, mut faults) = (Fields::from_object(own.collect()), Faults::default());
         let recipe = read_own(&mut fields, &mut faults);
         faults.check().map(|()| recipe)

@@ -1,9 +1,6 @@
 //! Upload and download of images.
 
-use std::sync::Arc;
-
-use axum::Extension;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Path, Request};
 use axum::http::StatusCode;
 use bytes::Bytes;
 use flux::input::{self, Mask};
@@ -20,22 +17,14 @@ use crate::jobs::admission::Estimate;
 use crate::jobs::fields::Fields;
 use crate::jobs::request::Upload;
 use crate::jobs::uploads::{Folder, Place};
+use crate::wire::FromClient;
 use crate::{App, http::answer, jobs::body, jobs::masks};
 
 /// The default JPEG quality of previews.
 const PREVIEW_QUALITY: u8 = 90;
 
-/// Stores an uploaded image.
-pub async fn upload_image(state: State<Arc<App>>, client: Extension<Client>, request: Request) -> ComfyResult {
-    upload(state.0, client.0, request, false).await
-}
-
-/// Stores an uploaded mask: a copy of its image with the transparency of the mask.
-pub async fn upload_mask(state: State<Arc<App>>, client: Extension<Client>, request: Request) -> ComfyResult {
-    upload(state.0, client.0, request, true).await
-}
-
-async fn upload(app: Arc<App>, client: Client, request: Request, is_mask: bool) -> ComfyResult {
+/// Stores an uploaded image, or an uploaded mask: a copy of its image with the transparency of the mask.
+pub async fn upload(FromClient(app, client): FromClient, request: Request, is_mask: bool) -> ComfyResult {
     let (parts, body) = request.into_parts();
     let permit = app.permit(&client);
     let limits = &app.config.limits;
@@ -113,15 +102,11 @@ fn find(app: &App, client: &Client, place: &Place) -> Option<Bytes> {
 }
 
 fn media_type(bytes: &[u8]) -> &'static str {
-    match bytes {
-        [0xff, 0xd8, ..] => "image/jpeg",
-        [b'R', b'I', b'F', b'F', ..] => "image/webp",
-        _ => "image/png",
-    }
+    ImageFormat::from_magic(bytes).unwrap_or(ImageFormat::Png).media_type()
 }
 
 /// Returns an image, possibly converted for a preview.
-pub async fn view(State(app): State<Arc<App>>, Extension(client): Extension<Client>, asked: Asked) -> ComfyResult {
+pub async fn view(FromClient(app, client): FromClient, asked: Asked) -> ComfyResult {
     let name = asked.get("filename").ok_or_else(|| ApiError::value("filename", "the filename is missing"))?;
     let folder = Folder::from_name(asked.get("type").unwrap_or("output"))
         .ok_or_else(|| ApiError::value("type", "unknown `type`, expected input, temp or output"))?;
@@ -156,12 +141,7 @@ pub async fn view(State(app): State<Arc<App>>, Extension(client): Extension<Clie
 }
 
 /// Stores an image uploaded by Krita, under an ID that Krita chose.
-pub async fn put_krita(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    Path(id): Path<String>,
-    request: Request,
-) -> ComfyResult {
+pub async fn put_krita(FromClient(app, client): FromClient, Path(id): Path<String>, request: Request) -> ComfyResult {
     let permit = app.permit(&client);
     let limits = &app.config.limits;
     let bytes = body::read_bytes(request.into_body(), limits.file_bytes, limits, &permit).await?;
@@ -172,11 +152,7 @@ pub async fn put_krita(
 }
 
 /// Returns an image that was generated for Krita, or uploaded by it.
-pub async fn get_krita(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    Path(id): Path<String>,
-) -> ComfyResult {
+pub async fn get_krita(FromClient(app, client): FromClient, Path(id): Path<String>) -> ComfyResult {
     let file = Place::from_krita_id(&id).and_then(|place| find(&app, &client, &place));
     let file = file.ok_or_else(|| ApiError::not_found("the image does not exist or is no longer kept"))?;
     Ok(answer::bytes(file.clone(), media_type(&file)))

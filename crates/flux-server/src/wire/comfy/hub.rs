@@ -1,6 +1,6 @@
 //! Event distribution: the WebSockets of clients, by client ID.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
 
 use bytes::Bytes;
 use serde_json::Value;
@@ -39,15 +39,11 @@ struct Socket {
 }
 
 impl Hub {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds a socket, which replaces an older one with the same owner and client ID. Returns its number for
     /// [`Hub::close`].
     pub fn open(&self, owner: &str, client_id: &str) -> (u64, Receiver<Frame>) {
         let (sender, receiver) = channel(MAX_UNREAD);
-        let mut state = self.state();
+        let mut state = self.0.lock();
         state.opened += 1;
         let number = state.opened;
         state.sockets.retain(|socket| socket.owner != owner || socket.client_id != client_id);
@@ -60,27 +56,27 @@ impl Hub {
 
     /// Removes a socket that has ended.
     pub fn close(&self, number: u64) {
-        let mut state = self.state();
+        let mut state = self.0.lock();
         state.closed += 1;
         state.sockets.retain(|socket| socket.number != number);
     }
 
     /// Returns `true` if any socket has not ended.
     pub fn are_open(&self) -> bool {
-        let state = self.state();
+        let state = self.0.lock();
         state.opened > state.closed
     }
 
     /// Lets all sockets end after sending their queued frames.
     pub fn close_all(&self) {
-        let mut state = self.state();
+        let mut state = self.0.lock();
         state.is_closed = true;
         state.sockets.clear();
     }
 
     /// Returns `true` if this client ID has a socket.
     pub fn has_socket(&self, owner: &str, client_id: &str) -> bool {
-        self.state().sockets.iter().any(|socket| socket.owner == owner && socket.client_id == client_id)
+        self.0.lock().sockets.iter().any(|socket| socket.owner == owner && socket.client_id == client_id)
     }
 
     /// Sends a frame to the socket of a client ID, or to all sockets of an owner.
@@ -88,14 +84,14 @@ impl Hub {
         let is_told =
             |socket: &Socket| socket.owner == owner && client_id.is_none_or(|client_id| socket.client_id == client_id);
         // Sockets with a full queue are closed, since their clients do not read.
-        self.state().sockets.retain(|socket| {
+        self.0.lock().sockets.retain(|socket| {
             !is_told(socket) || !matches!(socket.sender.try_send(frame.clone()), Err(TrySendError::Full(_)))
         });
     }
 
     /// As [`Hub::send`], for frames that may be dropped.
     pub fn show(&self, owner: &str, client_id: &str, frame: &Frame) {
-        let state = self.state();
+        let state = self.0.lock();
         let sockets = state.sockets.iter().filter(|socket| socket.owner == owner && socket.client_id == client_id);
         for socket in sockets.filter(|socket| MAX_UNREAD - socket.sender.capacity() < MAX_BEFORE_PREVIEWS) {
             // Fails if the client is gone, and its socket is closed soon.

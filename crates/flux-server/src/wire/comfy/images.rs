@@ -7,8 +7,8 @@ mod mask;
 mod tests;
 
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use flux::input::{self, Region};
@@ -16,6 +16,7 @@ use flux::metadata::Metadata;
 use flux::output::{ImageFormat, encode};
 use flux::rgb::Rgb;
 use flux::stage::CancelFlag;
+use parking_lot::Mutex;
 
 pub use costs::Costs;
 pub use mask::{Channel, MaskPicture};
@@ -71,7 +72,7 @@ pub struct Picture {
 }
 
 /// The source of an image's pixels.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Source {
     /// A file, with the index of the node and the input that name it.
     Sent {
@@ -123,10 +124,6 @@ impl PartialEq for Picture {
     }
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Picture {
     /// Creates the image of a file, named by an input of a node.
     pub fn sent(file: Bytes, [width, height]: [usize; 2], origin: (usize, String)) -> Arc<Self> {
@@ -171,18 +168,20 @@ impl Picture {
 
     /// Returns a copy with a generated image as its source.
     pub fn with_file(&self, file: Bytes) -> Arc<Self> {
-        let source = match &self.source {
-            Source::Scaled { from, scale, changes } => {
-                Source::Scaled { from: from.with_file(file), scale: *scale, changes: *changes }
+        match &self.source {
+            Source::Scaled { from, .. } | Source::Enlarged { from, .. } => self.with_base(from.with_file(file)),
+            Source::Sent { .. } | Source::Generated(_) => {
+                Self::new(Source::Sent { file, origin: (0, String::new()) }, self.size)
             }
-            Source::Enlarged { from, upscaler, node, changes } => Source::Enlarged {
-                from: from.with_file(file),
-                upscaler: upscaler.clone(),
-                node: *node,
-                changes: *changes,
-            },
-            Source::Sent { .. } | Source::Generated(_) => Source::Sent { file, origin: (0, String::new()) },
-        };
+        }
+    }
+
+    /// Returns a copy with the same change of another image.
+    fn with_base(&self, base: Arc<Self>) -> Arc<Self> {
+        let mut source = self.source.clone();
+        if let Source::Scaled { from, .. } | Source::Enlarged { from, .. } = &mut source {
+            *from = base;
+        }
         Self::new(source, self.size)
     }
 
@@ -263,17 +262,10 @@ impl Picture {
                 Some(file) => Source::Sent { file: file.clone(), origin: (0, String::new()) },
                 None => Source::Generated((*node, false)),
             },
-            Source::Enlarged { from, upscaler, node, changes } => Source::Enlarged {
-                from: from.with_first_enlarged(file),
-                upscaler: upscaler.clone(),
-                node: *node,
-                changes: *changes,
-            },
-            Source::Scaled { from, scale, changes } => {
-                Source::Scaled { from: from.with_first_enlarged(file), scale: *scale, changes: *changes }
+            Source::Scaled { from, .. } | Source::Enlarged { from, .. } => {
+                return self.with_base(from.with_first_enlarged(file));
             }
-            Source::Sent { file, origin } => Source::Sent { file: file.clone(), origin: origin.clone() },
-            Source::Generated(maker) => Source::Generated(*maker),
+            Source::Sent { .. } | Source::Generated(_) => self.source.clone(),
         };
         Self::new(source, self.size)
     }
@@ -314,7 +306,7 @@ impl Picture {
     ///
     /// Errors if the file cannot be read, or the work is cancelled.
     fn pixels(&self, cancel: &CancelFlag) -> Made<Arc<Rgb>> {
-        let mut kept = locked(&self.pixels);
+        let mut kept = self.pixels.lock();
         let pixels = match &*kept {
             Some(pixels) => Arc::clone(pixels),
             None => Arc::new(self.make(cancel)?),
@@ -369,7 +361,7 @@ impl Picture {
         if let Source::Sent { file, .. } = &self.source {
             return Ok(file.clone());
         }
-        let mut encoded = locked(&self.encoded);
+        let mut encoded = self.encoded.lock();
         if let Some(file) = &*encoded {
             return Ok(file.clone());
         }

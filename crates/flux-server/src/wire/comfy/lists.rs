@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use axum::Extension;
 use axum::extract::{FromRequestParts, Path, Query, State};
 use axum::http::request::Parts;
 use axum::response::Response;
@@ -16,6 +15,7 @@ use super::surroundings::klein;
 use crate::http::client::Client;
 use crate::http::error::ApiError;
 use crate::jobs::uploads::Folder;
+use crate::wire::FromClient;
 use crate::{App, http::answer};
 
 /// The version of ComfyUI's API that this server implements. Clients check it.
@@ -107,16 +107,12 @@ fn class_json(app: &App, client: &Client, class: &Class) -> Value {
     })
 }
 
-pub async fn object_info(State(app): State<Arc<App>>, Extension(client): Extension<Client>) -> Response {
+pub async fn object_info(FromClient(app, client): FromClient) -> Response {
     let classes = Class::all().map(|class| (class.name.to_string(), class_json(&app, &client, class)));
     answer::json(&Value::from(classes.collect::<Map<_, _>>()))
 }
 
-pub async fn class_info(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    Path(name): Path<String>,
-) -> Response {
+pub async fn class_info(FromClient(app, client): FromClient, Path(name): Path<String>) -> Response {
     let class = Class::find(&name).map(|class| (name, class_json(&app, &client, class)));
     answer::json(&Value::from(class.into_iter().collect::<Map<_, _>>()))
 }
@@ -136,11 +132,7 @@ pub async fn folders() -> Response {
     answer::json(&FOLDERS.map(|(name, _)| name))
 }
 
-pub async fn models(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    Path(folder): Path<String>,
-) -> ComfyResult {
+pub async fn models(FromClient(app, client): FromClient, Path(folder): Path<String>) -> ComfyResult {
     let choice = FOLDERS.iter().find(|(name, _)| *name == folder).map(|(_, choice)| *choice);
     let choice = choice.ok_or_else(|| ApiError::not_found("there is no such model folder"))?;
     Ok(answer::json(&names(&app, &client, choice)))

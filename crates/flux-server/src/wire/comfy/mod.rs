@@ -38,11 +38,11 @@ mod table;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use axum::body::Body;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Path, Request};
 use axum::response::Response;
 use axum::routing::{get, post};
-use axum::{Extension, Router};
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 
@@ -53,6 +53,7 @@ use crate::http::client::Client;
 use crate::http::error::{ApiError, Result};
 use crate::jobs::admission::Permit;
 use crate::jobs::fields::Fields;
+use crate::wire::FromClient;
 use crate::{App, http::answer, jobs::body};
 use flux_runtime::allocator;
 
@@ -89,8 +90,8 @@ pub fn routes() -> Router<Arc<App>> {
         .route("/history", get(history).post(change_history))
         .route("/history/{id}", get(history_of))
         .route("/view", get(files::view))
-        .route("/upload/image", post(files::upload_image))
-        .route("/upload/mask", post(files::upload_mask))
+        .route("/upload/image", post(|from: FromClient, request: Request| files::upload(from, request, false)))
+        .route("/upload/mask", post(|from: FromClient, request: Request| files::upload(from, request, true)))
         .route("/system_stats", get(lists::system_stats))
         .route("/object_info", get(lists::object_info))
         .route("/object_info/{class}", get(lists::class_info))
@@ -137,12 +138,12 @@ async fn read_changes(app: &App, client: &Client, request: Request) -> Result<(b
     Ok((clears, ids))
 }
 
-async fn exec_info(State(app): State<Arc<App>>, Extension(client): Extension<Client>) -> Response {
+async fn exec_info(FromClient(app, client): FromClient) -> Response {
     answer::json(&run::exec_info(&app, &client.name))
 }
 
 /// Returns the client's unfinished prompts.
-async fn queue(State(app): State<Arc<App>>, Extension(client): Extension<Client>) -> Response {
+async fn queue(FromClient(app, client): FromClient) -> Response {
     let open = app.comfy.prompts.open(&client.name);
     let of = |phase: Phase| {
         open.iter().filter(|prompt| prompt.phase() == phase).map(|prompt| prompt.entry()).collect::<Vec<_>>()
@@ -151,18 +152,14 @@ async fn queue(State(app): State<Arc<App>>, Extension(client): Extension<Client>
 }
 
 /// Cancels waiting prompts of the client: some by ID, or all.
-async fn change_queue(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    request: Request,
-) -> ComfyResult {
+async fn change_queue(FromClient(app, client): FromClient, request: Request) -> ComfyResult {
     let (clears, ids) = read_changes(&app, &client, request).await?;
     cancel(&app, &client, |prompt| prompt.phase() == Phase::Waiting && (clears || ids.contains(&prompt.id)));
     Ok(answer::json(&json!({})))
 }
 
 /// Cancels prompts of the client that are running, or whose images are being read: one, or all.
-async fn interrupt(State(app): State<Arc<App>>, Extension(client): Extension<Client>, request: Request) -> ComfyResult {
+async fn interrupt(FromClient(app, client): FromClient, request: Request) -> ComfyResult {
     let mut fields = read_fields(&app, &client, request).await?;
     let id = fields.text("prompt_id")?.filter(|id| !id.is_empty());
     let is_begun = |prompt: &prompts::Prompt| prompt.phase() == Phase::Running || prompt.is_reading();
@@ -177,7 +174,7 @@ fn cancel(app: &App, client: &Client, is_meant: impl Fn(&prompts::Prompt) -> boo
     }
 }
 
-async fn history(State(app): State<Arc<App>>, Extension(client): Extension<Client>, asked: Asked) -> ComfyResult {
+async fn history(FromClient(app, client): FromClient, asked: Asked) -> ComfyResult {
     let most = match asked.get("max_items").map(str::parse) {
         None => usize::MAX,
         Some(Ok(most)) => most,
@@ -186,20 +183,12 @@ async fn history(State(app): State<Arc<App>>, Extension(client): Extension<Clien
     Ok(answer::json(&app.comfy.prompts.history(&client.name, None, most)))
 }
 
-async fn history_of(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    Path(id): Path<String>,
-) -> Response {
+async fn history_of(FromClient(app, client): FromClient, Path(id): Path<String>) -> Response {
     answer::json(&app.comfy.prompts.history(&client.name, Some(&id), usize::MAX))
 }
 
 /// Hides finished prompts of the client: some by ID, or all.
-async fn change_history(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    request: Request,
-) -> ComfyResult {
+async fn change_history(FromClient(app, client): FromClient, request: Request) -> ComfyResult {
     let (clears, ids) = read_changes(&app, &client, request).await?;
     if clears {
         app.comfy.prompts.forget(&client.name, None);
@@ -209,7 +198,7 @@ async fn change_history(
 }
 
 /// Frees memory. Models are unloaded as soon as no request needs them, and loaded again on demand.
-async fn free(State(app): State<Arc<App>>, Extension(client): Extension<Client>, request: Request) -> ComfyResult {
+async fn free(FromClient(app, client): FromClient, request: Request) -> ComfyResult {
     let mut fields = read_fields(&app, &client, request).await?;
     let (unloads, frees) = (fields.flag("unload_models")?, fields.flag("free_memory")?);
     if unloads == Some(true) {

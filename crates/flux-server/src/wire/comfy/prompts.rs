@@ -2,10 +2,11 @@
 //! drops the jobs, the prompt is dropped, too.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use flux::output::with_png_texts;
+use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 
 use super::images::Picture;
@@ -143,21 +144,17 @@ impl Prompt {
 
     /// Sets the job that enlarges an image of a sampler.
     pub fn set_enlarging(&self, job: &Arc<JobRecord>) {
-        *self.enlarging.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(job);
+        *self.enlarging.lock() = Arc::downgrade(job);
     }
 
     /// Returns its jobs, while they are retained.
     pub fn jobs(&self) -> Vec<Arc<JobRecord>> {
-        let enlarging = self.enlarging.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
+        let enlarging = self.enlarging.lock().upgrade();
         self.parts.iter().filter_map(Part::job).chain(enlarging).collect()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub fn phase(&self) -> Phase {
-        self.state().phase
+        self.state.lock().phase
     }
 
     /// Returns `true` while its images are being read, as far as no job makes them first.
@@ -166,7 +163,7 @@ impl Prompt {
     }
 
     pub fn enter(&self, phase: Phase) {
-        self.state().phase = phase;
+        self.state.lock().phase = phase;
     }
 
     /// Returns the notes on the graph and on its retained jobs.
@@ -180,7 +177,7 @@ impl Prompt {
 
     /// Records an event that was sent.
     pub fn record_event(&self, name: &str, data: &Value) {
-        self.state().messages.push(json!([name, data]));
+        self.state.lock().messages.push(json!([name, data]));
     }
 
     /// Returns the entry for queues and histories.
@@ -198,7 +195,7 @@ impl Prompt {
 
     /// Returns a file with the graph in its metadata, as ComfyUI writes files.
     pub fn file_of(&self, file: &[u8]) -> Bytes {
-        let state = self.state();
+        let state = self.state.lock();
         let prompt = (self.graph != "{}").then_some(("prompt", &*self.graph));
         let workflow = state.workflow.as_deref().map(|workflow| ("workflow", workflow));
         let texts: Vec<_> = prompt.into_iter().chain(workflow).collect();
@@ -207,12 +204,12 @@ impl Prompt {
     }
 
     fn workflow_bytes(&self) -> usize {
-        self.state().workflow.as_ref().map_or(0, |workflow| workflow.len())
+        self.state.lock().workflow.as_ref().map_or(0, |workflow| workflow.len())
     }
 
     /// Returns the entry of a history.
     fn history(&self) -> Value {
-        let state = self.state();
+        let state = self.state.lock();
         let (phase, messages) = (state.phase, state.messages.clone());
         drop(state);
         let meta = self.parts.iter().flat_map(|part| &part.saves).map(|Save { node: NodeName { id, .. }, .. }| {
@@ -260,10 +257,6 @@ pub struct Prompts {
 }
 
 impl Prompts {
-    fn all(&self) -> MutexGuard<'_, Vec<Arc<Prompt>>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the next number, for prompts and files.
     pub fn number(&self) -> u64 {
         self.numbers.fetch_add(1, Ordering::Relaxed)
@@ -278,7 +271,7 @@ impl Prompts {
         id: &str,
         begin: impl FnOnce() -> Result<Arc<Prompt>, E>,
     ) -> Result<Arc<Prompt>, E> {
-        let mut all = self.all();
+        let mut all = self.all.lock();
         if all.iter().any(|known| known.owner == owner && known.id == id) {
             return Err(ApiError::value("prompt_id", "a prompt with this id already exists").into());
         }
@@ -300,24 +293,24 @@ impl Prompts {
             if bytes <= MAX_WORKFLOWS {
                 break;
             }
-            bytes -= oldest.state().workflow.take().map_or(0, |workflow| workflow.len());
+            bytes -= oldest.state.lock().workflow.take().map_or(0, |workflow| workflow.len());
         }
         Ok(prompt)
     }
 
     /// Removes a refused prompt.
     pub fn remove(&self, prompt: &Arc<Prompt>) {
-        self.all().retain(|known| !Arc::ptr_eq(known, prompt));
+        self.all.lock().retain(|known| !Arc::ptr_eq(known, prompt));
     }
 
     /// Returns the prompts of a client, oldest first.
     pub fn owned_by(&self, owner: &str) -> Vec<Arc<Prompt>> {
-        self.all().iter().filter(|prompt| prompt.owner == owner).cloned().collect()
+        self.all.lock().iter().filter(|prompt| prompt.owner == owner).cloned().collect()
     }
 
     /// Returns `true` if any prompt is unfinished.
     pub fn are_open(&self) -> bool {
-        self.all().iter().any(|prompt| !prompt.phase().is_over())
+        self.all.lock().iter().any(|prompt| !prompt.phase().is_over())
     }
 
     /// Returns the unfinished prompts of a client.
@@ -340,7 +333,7 @@ impl Prompts {
     /// Returns finished prompts of a client by ID: all, one, or the newest `most`.
     pub fn history(&self, owner: &str, id: Option<&str>, most: usize) -> Value {
         let is_told = |prompt: &Arc<Prompt>| {
-            let state = prompt.state();
+            let state = prompt.state.lock();
             state.phase.is_over() && !state.is_forgotten && id.is_none_or(|id| prompt.id == id)
         };
         let told: Vec<_> = self.owned_by(owner).into_iter().filter(is_told).collect();
@@ -351,7 +344,7 @@ impl Prompts {
     /// Hides finished prompts of a client: one, or all. Their files are retained as usual.
     pub fn forget(&self, owner: &str, id: Option<&str>) {
         for prompt in self.owned_by(owner).iter().filter(|prompt| id.is_none_or(|id| prompt.id == id)) {
-            let mut state = prompt.state();
+            let mut state = prompt.state.lock();
             state.is_forgotten |= state.phase.is_over();
         }
     }

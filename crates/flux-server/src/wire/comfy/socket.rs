@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Extension;
-use axum::extract::State;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
 use bytes::{BufMut, BytesMut};
@@ -21,6 +20,7 @@ use crate::http::client::Client;
 use crate::http::connections::Counted;
 use crate::http::error::ApiError;
 use crate::http::silence::is_gone;
+use crate::wire::FromClient;
 
 /// Max bytes of a client's message. Only feature flags are answered.
 const MAX_MESSAGE: usize = 64 << 10;
@@ -28,8 +28,7 @@ const MAX_MESSAGE: usize = 64 << 10;
 pub const MAX_NAME: usize = 128;
 
 pub async fn connect(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
+    FromClient(app, client): FromClient,
     Extension(connection): Extension<Arc<Counted>>,
     asked: Asked,
     upgrade: std::result::Result<WebSocketUpgrade, WebSocketUpgradeRejection>,

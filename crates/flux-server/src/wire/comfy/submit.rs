@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-use axum::Extension;
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::http::StatusCode;
 use flux::engine::{EmbeddedFiles, Priority};
 use flux::stage::CancelFlag;
@@ -27,6 +26,7 @@ use crate::jobs::fields::Fields;
 use crate::jobs::record::{JobRecord, Owner};
 use crate::jobs::request::Previews;
 use crate::jobs::uploads::{Folder, Place};
+use crate::wire::FromClient;
 use crate::{App, http::answer, http::ids, jobs::intake, jobs::intake::LaterFiles};
 
 /// Max names in a note.
@@ -44,11 +44,7 @@ struct Taken {
     notes: Vec<String>,
 }
 
-pub async fn submit(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    request: Request,
-) -> ComfyResult {
+pub async fn submit(FromClient(app, client): FromClient, request: Request) -> ComfyResult {
     let permit = app.permit(&client);
     let limits = &app.config.limits;
     // The body may contain images in base64.

@@ -4,9 +4,10 @@
 //! ended is accepted.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use axum::body::Bytes;
+use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::sync::Notify;
@@ -84,18 +85,14 @@ impl Call {
 
 impl Drop for Call {
     fn drop(&mut self) {
-        self.calls.state().open.retain(|open| open.number != self.number);
+        self.calls.0.lock().open.retain(|open| open.number != self.number);
     }
 }
 
 impl Calls {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub fn start(self: &Arc<Self>, caller: Caller, id: Value) -> Call {
         let end = Arc::new(Notify::new());
-        let mut state = self.state();
+        let mut state = self.0.lock();
         state.started += 1;
         let number = state.started;
         state.open.push(Open { number, caller, id, end: Arc::clone(&end) });
@@ -105,7 +102,7 @@ impl Calls {
 
     /// Cancels a call. Without a session, it must be the client's only call with this ID.
     pub fn cancel(&self, caller: &Caller, id: &Value) {
-        let state = self.state();
+        let state = self.0.lock();
         let meant: Vec<_> = state.open.iter().filter(|open| open.caller == *caller && open.id == *id).collect();
         if caller.session.is_some() || meant.len() == 1 {
             meant.iter().for_each(|open| open.end.notify_one());
@@ -114,7 +111,7 @@ impl Calls {
 
     /// Ends a session, and cancels its calls.
     pub fn end(&self, caller: &Caller) {
-        let mut state = self.state();
+        let mut state = self.0.lock();
         state.open.iter().filter(|open| open.caller == *caller).for_each(|open| open.end.notify_one());
         if state.ended.len() >= MAX_ENDED {
             state.ended.pop_front();
@@ -124,7 +121,7 @@ impl Calls {
 
     /// Returns `true` if a session was ended.
     pub fn is_ended(&self, caller: &Caller) -> bool {
-        caller.session.is_some() && self.state().ended.contains(caller)
+        caller.session.is_some() && self.0.lock().ended.contains(caller)
     }
 }
 
@@ -166,6 +163,6 @@ mod tests {
         calls.cancel(&none, &json!(1));
         assert!(is_cancelled(&one).await);
         drop((first, second, other, one));
-        assert!(calls.state().open.is_empty());
+        assert!(calls.0.lock().open.is_empty());
     }
 }

@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 use std::fs;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use parking_lot::Mutex;
 use rmcp::model::{Resource, ResourceContents, ResourceTemplate};
 
 use super::calls::Caller;
@@ -68,15 +68,11 @@ impl MadeImage {
 pub struct MadeImages(Mutex<VecDeque<MadeImage>>);
 
 impl MadeImages {
-    fn all(&self) -> MutexGuard<'_, VecDeque<MadeImage>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub fn add(&self, mut image: MadeImage) {
         if image.recipe.len() > MAX_RECIPE {
             image.recipe = "{}".to_string();
         }
-        let mut all = self.all();
+        let mut all = self.0.lock();
         let is_own = |known: &MadeImage| known.caller.owner == image.caller.owner;
         if all.iter().filter(|known| is_own(known)).count() >= MAX_PER_OWNER
             && let Some(oldest) = all.iter().position(is_own)
@@ -91,14 +87,14 @@ impl MadeImages {
 
     /// Returns the images of a session and their recipes, newest first.
     pub fn list(&self, caller: &Caller, store: &Store) -> Vec<Resource> {
-        let all = self.all();
+        let all = self.0.lock();
         let own = all.iter().rev().filter(|image| image.caller == *caller && image.is_kept(store));
         own.flat_map(MadeImage::resources).collect()
     }
 
     /// Returns an image of a client, or its recipe.
     pub fn read(&self, owner: &str, uri: &str, store: &Store) -> Option<ResourceContents> {
-        let all = self.all();
+        let all = self.0.lock();
         let mut own = all.iter().filter(|image| image.caller.owner == owner);
         if let Some(name) = uri.strip_prefix(RECIPES) {
             let image = own.find(|image| image.name == name && image.is_kept(store))?;

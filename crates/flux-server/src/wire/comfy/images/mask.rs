@@ -2,14 +2,15 @@
 
 use std::collections::VecDeque;
 use std::mem;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use flux::input::{Grey, Mask};
 use flux::rgb::Rgb;
 use flux::stage::CancelFlag;
+use parking_lot::Mutex;
 
-use super::{Broken, MAX_CHANGES, Made, Picture, Result, locked, png};
+use super::{Broken, MAX_CHANGES, Made, Picture, Result, png};
 
 /// Max product of a mask's pixels and the pixels that it grows by.
 const MAX_GROWTH: u64 = 1 << 28;
@@ -98,7 +99,7 @@ impl MaskPicture {
     ///
     /// Errors if the source has no mask, or the work is cancelled.
     pub fn to_file(&self, of_size: [u64; 2], cancel: &CancelFlag) -> Made<Bytes> {
-        let mut encoded = locked(&self.encoded);
+        let mut encoded = self.encoded.lock();
         if let Some((_, file)) = encoded.as_ref().filter(|(size, _)| *size == of_size) {
             return Ok(file.clone());
         }

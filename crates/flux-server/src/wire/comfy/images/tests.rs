@@ -82,7 +82,7 @@ fn an_image_is_made_and_counted_once_however_often_it_is_used() {
     assert_eq!(counted[0].scaled, 2 * 64 + (1200 + 300) + 16 * 15 + 64, "encoded, scaled twice");
     assert_eq!((counted[1].decoded, counted[1].scaled), (0, 2 * 81 + 16 * 15 + 81));
     assert_eq!(costs.file(&ends[0]), Estimate::default(), "a second sampler costs nothing more");
-    let kept = || [&first, &half].map(|picture| locked(&picture.pixels).is_some());
+    let kept = || [&first, &half].map(|picture| picture.pixels.lock().is_some());
     let file = ends[0].to_file(&cancel).unwrap();
     assert_eq!(kept(), [false, true], "until the last use");
     assert_eq!(ends[0].to_file(&cancel).unwrap().as_ptr(), file.as_ptr());
