@@ -21,7 +21,7 @@ const MAX_PADDING: u64 = 16384;
 /// Max side of a tile in pixels.
 const MAX_TILE: u64 = 8192;
 /// The fields of a recipe that other APIs do not have, each with the function that reads it.
-const OWN: [(&str, fn(&mut Recipe, OwnField<'_>)); 17] = [
+const OWN: [(&str, ReadOwn); 17] = [
     ("full_size", |recipe, field| recipe.full_size = field.flag()),
     ("no_composite", |recipe, field| recipe.no_composite = field.flag()),
     ("no_self_reference", |recipe, field| recipe.no_self_reference = field.flag()),
@@ -40,6 +40,9 @@ const OWN: [(&str, fn(&mut Recipe, OwnField<'_>)); 17] = [
     ("tile", |recipe, field| recipe.tile = field.pixels()),
     ("tile_overlap", |recipe, field| recipe.tile_overlap = field.pixels()),
 ];
+
+/// Reads a field into a recipe.
+type ReadOwn = fn(&mut Recipe, OwnField<'_>);
 
 /// A field of [`OWN`] in a request.
 struct OwnField<'a> {
