@@ -94,17 +94,17 @@ fn check(cuda: &Cuda, case: Product) {
 }
 
 /// Ranks within a multiply, a box, and two of them; columns within a tile, narrow tiles, and several whole ones; and
-/// sizes that the kernel declines.
+/// sizes that the kernel does not support.
 #[test]
 fn low_rank_matches_its_composition() {
     let Some(cuda) = crate::cuda() else { return };
-    let taken = Product::new([300, 212], [136, 264], [16, 48]);
-    products(taken).into_iter().for_each(|case| check(&cuda, case));
-    check(&cuda, Product { ranks: [0, 0], ..taken });
+    let supported = Product::new([300, 212], [136, 264], [16, 48]);
+    products(supported).into_iter().for_each(|case| check(&cuda, case));
+    check(&cuda, Product { ranks: [0, 0], ..supported });
 }
 
-/// Returns one product for each case that the kernel supports, and variants of `taken`, some of which it refuses.
-fn products(taken: Product) -> Vec<Product> {
+/// Returns products of all supported cases, and variants of `supported`, some of them unsupported.
+fn products(supported: Product) -> Vec<Product> {
     let all_rows: &[[usize; 2]] = if crate::few() { &[[37, 130]] } else { &[[37, 130], [0, 300], [512, 1], [129, 0]] };
     let mut products = Vec::new();
     for &rows in all_rows {
@@ -112,9 +112,9 @@ fn products(taken: Product) -> Vec<Product> {
             products.extend([[1, 24], [32, 32], [96, 104], [128, 5]].map(|ranks| Product::new(rows, sizes, ranks)));
         }
     }
-    products.extend([[8, 16], [3, 2]].map(|beside| Product { beside, ..taken }));
-    products.extend([Product { features: 44, ..taken }, Product { out: 33, ..taken }]);
-    products.extend([[0, 32], [129, 32]].map(|ranks| Product { ranks, ..taken }));
+    products.extend([[8, 16], [3, 2]].map(|beside| Product { beside, ..supported }));
+    products.extend([Product { features: 44, ..supported }, Product { out: 33, ..supported }]);
+    products.extend([[0, 32], [129, 32]].map(|ranks| Product { ranks, ..supported }));
     products
 }
 
