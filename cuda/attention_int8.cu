@@ -2,18 +2,19 @@
 //
 //   attention_to_int8 converts q, k and v, as in attention.cu, to contiguous tokens of each head of each sample, padded
 //   with zeros to whole tiles: of 64 queries, and of 128 keys and values
-//   q8, k8    [samples, heads, tokens, 128] int8, rotated in groups of 64 columns (int8.cuh)
-//   q_scales  [samples, heads, tokens] f32, times `scale`
-//   k_scales  [samples, kv_heads, tokens / 64] f32
-//   v16       [samples, kv_heads, tokens, 128] f16
-//   v_scales  [samples, kv_heads, tokens / 128] f32, powers of two
-//   out       as in attention.cu, row stride ld_out
+//   q8, k8      [samples, heads, tokens, 128] int8, rotated in groups of 64 columns (int8.cuh)
+//   q_scales    [samples, heads, tokens] f32, times `scale`
+//   k_scales    [samples, kv_heads, tokens / 64] f32
+//   v16         [samples, kv_heads, tokens, 128] f16, at most 1/2
+//   v_exponents [samples, kv_heads, tokens / 128] f32: v = v16 * 2^exponent
+//   out         as in attention.cu, row stride ld_out
+//   whole       as in attention.cu
 //
-// Mapping   A block computes 64 queries of one head and sample, 16 in each warp. Tiles of 64 keys and values go through
-//           two stages, filled by cp.async. Queries are in registers. Scores are exact sums of integers (mma.m16n8k32).
-//           The output of two tiles is summed in f16 (mma.m16n8k16), which GeForce multiplies at twice the rate of sums
-//           in float32, and then added to the output in float32. Values are below 16 and weights at most 16, so these
-//           sums are at most 2^15.
+// Mapping   A block computes 128 queries of one head and sample, or half of these; a warp 32 or 16. Tiles of 64 keys and
+//           values go through two stages, filled by cp.async. Queries are in registers. Scores are exact sums of
+//           integers (mma.m16n8k32). The output is summed in f16 (mma.m16n8k16), which GeForce multiplies at twice the
+//           rate of sums in float32. The exponents of values are added to the scores, so that all tiles of values have
+//           one scale. Weights are at most 1/2, and values, too, so that the sums of 2^17 keys are finite.
 // In place  out may be q: nothing reads it after the conversion.
 // Needs     sm_80, rows 16-byte aligned. The launcher passes the shared memory, STAGES * STAGE_BYTES.
 // Bound     mma.sync: 4608 tokens of 24 heads are 130 G operations in int8 and 130 in f16
@@ -33,8 +34,10 @@ using attention::SampleRows;
 
 constexpr int HEAD_DIM = 128, KEY_TILE = 64, VALUE_TILE = 2 * KEY_TILE, GROUP = 64;
 constexpr int CONVERT_THREADS = 512, ROW_LANES = HEAD_DIM / int8::CHUNK;  // lanes of a row of a head
-constexpr float SLACK = 4.f;                       // in powers of two
+constexpr float SLACK = 4.f, HEADROOM = SLACK + 1.f;  // in powers of two
 constexpr float MAGIC = 12582912.f;  // 1.5 * 2^23
+// Bounds of the exponents of values, so that powers of two of all sums and differences are normal numbers in float32.
+constexpr int MIN_BIASED = 127 - 40, MAX_BIASED = 127 + 120;
 
 __device__ __forceinline__ uint32_t pack_f16(float low, float high) {
     const __half2 pair = __floats2half2_rn(low, high);
@@ -121,10 +124,10 @@ __device__ __forceinline__ void convert_keys(Rows<KEY_TILE>&& rows, int8_t* out,
     if (threadIdx.x == 0) *scale = int8_scale(amax);
 }
 
-__device__ __forceinline__ void convert_values(const Rows<VALUE_TILE>& rows, __half* out, float* scale) {
-    // The power of two that brings the largest magnitude to 8 .. 16.
-    const uint32_t exponent = (__float_as_uint(rows.amax()) >> 23) - 3;
-    const float unit = __uint_as_float(exponent << 23), inverse = 1.0f / unit;
+__device__ __forceinline__ void convert_values(const Rows<VALUE_TILE>& rows, __half* out, float* exponent) {
+    // The power of two that brings the largest magnitude to 1/4 .. 1/2.
+    const int biased = min(max(int(__float_as_uint(rows.amax()) >> 23) + 2, MIN_BIASED), MAX_BIASED);
+    const float inverse = 1.0f / __int_as_float(biased << 23);
 #pragma unroll
     for (int pass = 0; pass < rows.PASSES; pass++) {
         uint32_t pairs[4];
@@ -133,7 +136,7 @@ __device__ __forceinline__ void convert_values(const Rows<VALUE_TILE>& rows, __h
             pairs[i] = pack_f16(rows.values[pass][2 * i] * inverse, rows.values[pass][2 * i + 1] * inverse);
         *reinterpret_cast<uint4*>(out + rows.at(pass)) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
     }
-    if (threadIdx.x == 0) *scale = unit;
+    if (threadIdx.x == 0) *exponent = float(biased - 127);
 }
 
 // d [16, 8] = c + a [16, 32] b [32, 8] of 8-bit integers
@@ -153,7 +156,7 @@ __device__ __forceinline__ void multiply_f16(uint32_t (&d)[2], const uint32_t (&
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c0), "r"(c1));
 }
 
-constexpr int WARPS = 4, THREADS = WARPS * 32, TILE = WARPS * 16, STAGES = 2;
+constexpr int WARPS = 4, THREADS = WARPS * 32, TILE = WARPS * 32, STAGES = 2;
 constexpr int KEY_BYTES = KEY_TILE * HEAD_DIM, STAGE_BYTES = KEY_BYTES * 3;
 constexpr int KEY_COLS = KEY_TILE / 8, DIM_COLS = HEAD_DIM / 8, STEPS = HEAD_DIM / 32;
 static_assert(STAGES * STAGE_BYTES >= TILE * HEAD_DIM * 2, "the output is stored through the stages");
@@ -170,19 +173,29 @@ __device__ __forceinline__ void load_tile(uint32_t to, const void* from) {
         copy_16(to + i * STEP * CHUNKS * 16, static_cast<const uint4*>(from) + i * THREADS + threadIdx.x, true);
 }
 
-// The queries of a warp, rows lane / 4 and lane / 4 + 8 of 16, and what they have seen.
+typedef int Scores[KEY_COLS][4];
+
+// Sets the scores of keys from `visible` on to -inf.
+__device__ __forceinline__ void hide(Scores& scores, int visible) {
+    visible -= threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < KEY_COLS; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (n * 8 + i % 2 >= visible) scores[n][i] = __float_as_int(-INFINITY);
+}
+
+// 16 queries of a warp, of which a lane has rows lane / 4 and lane / 4 + 8, and what they have seen.
 struct Band {
     uint32_t queries[STEPS][4];
     float scale[2];
-    float output[DIM_COLS][4] = {};
-    uint32_t added[DIM_COLS][2];  // f16, divided by the scale of the values
-    float top[2], sum[2] = {};    // reference of the weights' exponents, and this lane's part of the row's sum
-    // Sums of integers begin at the bits of 1.5 * 2^23 as a float: the bits of 1.5 * 2^23 + n are those bits + n.
-    // |n| is below 2^21.
-    int start[4];
+    uint32_t output[DIM_COLS][2] = {};  // f16
+    uint32_t weights[KEY_COLS / 2][4];  // of the current tile, f16
+    // The reference of the weights' exponents, and this lane's part of the row's sum.
+    float top[2] = {-INFINITY, -INFINITY}, sum[2] = {};
 
-    // Queries from `row` on, of which `rows` exist; others are zeros.
-    __device__ __forceinline__ Band(const int8_t* q8, const float* scales, int row, int rows) {
+    // Loads the queries from `row` on, of which `rows` exist; others are zeros.
+    __device__ __forceinline__ void load(const int8_t* q8, const float* scales, int row, int rows) {
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -197,6 +210,72 @@ struct Band {
                     queries[step][i * 2 + half] = inside ? *reinterpret_cast<const uint32_t*>(at) : 0;
                 }
         }
+    }
+
+    // Computes the weights of a tile from its scores: exp2(score + exponent - top - HEADROOM). Raises `top` if a score
+    // exceeds it by more than SLACK powers of two.
+    __device__ __forceinline__ void weigh(const Scores& scores, float key_scale, float exponent) {
+        float factor[2], shift[2], next[2];
+        bool rises = false;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float greatest = 0.0f;
+#pragma unroll
+            for (int n = 0; n < KEY_COLS; n++)
+#pragma unroll
+                for (int i = half * 2; i < half * 2 + 2; i++) greatest = fmaxf(greatest, __int_as_float(scores[n][i]));
+            greatest = fmaxf(greatest, __shfl_xor_sync(~0u, greatest, 1));
+            greatest = fmaxf(greatest, __shfl_xor_sync(~0u, greatest, 2));
+            factor[half] = scale[half] * key_scale;
+            greatest = fmaf(greatest - MAGIC, factor[half], exponent);
+            const bool own = greatest - top[half] > SLACK;
+            next[half] = own ? greatest : top[half];
+            rises |= own;
+            // The rounding of MAGIC * factor is less than one integer.
+            shift[half] = fmaf(-MAGIC, factor[half], exponent - next[half] - HEADROOM);
+        }
+        if (__any_sync(~0u, rises)) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const float fade = exp2_approx(top[half] - next[half]);
+                const __half2 fades = __float2half2_rn(fade);
+                top[half] = next[half];
+                sum[half] *= fade;
+#pragma unroll
+                for (int n = 0; n < DIM_COLS; n++) {
+                    const __half2 faded = __hmul2(as_half2(output[n][half]), fades);
+                    output[n][half] = *reinterpret_cast<const uint32_t*>(&faded);
+                }
+            }
+        }
+        float of_tile[2] = {};
+#pragma unroll
+        for (int n = 0; n < KEY_COLS; n += 2)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int* pair = &scores[n + i / 2][i % 2 * 2];
+                const float low = exp2_approx(fmaf(__int_as_float(pair[0]), factor[i % 2], shift[i % 2])),
+                            high = exp2_approx(fmaf(__int_as_float(pair[1]), factor[i % 2], shift[i % 2]));
+                of_tile[i % 2] += low + high;
+                weights[n / 2][i] = pack_f16(low, high);
+            }
+        const float unit = exp2_approx(-exponent);
+#pragma unroll
+        for (int half = 0; half < 2; half++) sum[half] = fmaf(of_tile[half], unit, sum[half]);
+    }
+};
+
+// The queries of a warp. Fragments of keys and values are loaded once for all its bands.
+template <int BANDS>
+struct Bands {
+    Band bands[BANDS];
+    // Sums of integers begin at the bits of 1.5 * 2^23 as a float: the bits of 1.5 * 2^23 + n are those bits + n.
+    // |n| is below 2^21.
+    int start[4];
+
+    __device__ __forceinline__ Bands(const int8_t* q8, const float* scales, int row, int rows) {
+#pragma unroll
+        for (int band = 0; band < BANDS; band++) bands[band].load(q8, scales, row + band * 16, rows);
         // The compiler must keep the value in four registers, the operand of a multiply.
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -206,7 +285,7 @@ struct Band {
     }
 
     // Computes MAGIC + products of the queries and a tile of keys.
-    __device__ __forceinline__ void multiply_keys(int (&score)[KEY_COLS][4], uint32_t tile) const {
+    __device__ __forceinline__ void multiply_keys(Scores (&scores)[BANDS], uint32_t tile) const {
         const int lane = threadIdx.x % 32;
         tile += swizzled<8>((lane & 7) + (lane >> 4) * 8, (lane >> 3) & 1);
 #pragma unroll
@@ -216,126 +295,47 @@ struct Band {
                 uint32_t keys[4];
                 load_matrices(keys, (tile ^ (step * 32)) + n * 8 * HEAD_DIM);
 #pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    int(&to)[4] = score[n + i];
-                    if (step == 0) multiply_int8(to, queries[step], keys[2 * i], keys[2 * i + 1], start);
-                    else multiply_int8(to, queries[step], keys[2 * i], keys[2 * i + 1], to);
-                }
+                for (int i = 0; i < 2; i++)
+#pragma unroll
+                    for (int band = 0; band < BANDS; band++) {
+                        int(&to)[4] = scores[band][n + i];
+                        const uint32_t(&from)[4] = bands[band].queries[step];
+                        if (step == 0) multiply_int8(to, from, keys[2 * i], keys[2 * i + 1], start);
+                        else multiply_int8(to, from, keys[2 * i], keys[2 * i + 1], to);
+                    }
             }
     }
 
-    // Raises `top` if a score exceeds it by more than SLACK powers of two, or at the first tile. SECOND: `added` has
-    // the first tile of a pair. Sets the factors and the shifts that turn scores into exponents.
-    template <bool SECOND>
-    __device__ __forceinline__ void raise(const int (&score)[KEY_COLS][4], float key_scale, bool is_first,
-                                          float (&factor)[2], float (&shift)[2]) {
-        float fade[2];
-        bool rises = false;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float greatest = 0.0f;
-#pragma unroll
-            for (int n = 0; n < KEY_COLS; n++)
-#pragma unroll
-                for (int i = half * 2; i < half * 2 + 2; i++) greatest = fmaxf(greatest, __int_as_float(score[n][i]));
-            greatest = fmaxf(greatest, __shfl_xor_sync(~0u, greatest, 1));
-            greatest = fmaxf(greatest, __shfl_xor_sync(~0u, greatest, 2));
-            factor[half] = scale[half] * key_scale;
-            const float before = top[half], now = (greatest - MAGIC) * factor[half];
-            const bool own = is_first || now - before > SLACK;
-            if (own) top[half] = now;
-            rises |= own;
-            fade[half] = is_first ? 0.0f : exp2_approx(before - top[half]);
-            // The rounding of MAGIC * factor is less than one integer.
-            shift[half] = fmaf(-MAGIC, factor[half], -top[half]);
-        }
-        if (!__any_sync(~0u, rises)) return;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            sum[half] *= fade[half];
-            const __half2 fades = __float2half2_rn(fade[half]);
-#pragma unroll
-            for (int n = 0; n < DIM_COLS; n++) {
-                output[n][half * 2] *= fade[half], output[n][half * 2 + 1] *= fade[half];
-                if (SECOND) {
-                    const __half2 faded = __hmul2(as_half2(added[n][half]), fades);
-                    added[n][half] = *reinterpret_cast<const uint32_t*>(&faded);
-                }
-            }
-        }
-    }
-
-    // Adds exp2(score * factor + shift) times a tile of values.
-    template <bool SECOND>
-    __device__ __forceinline__ void multiply_values(const int (&score)[KEY_COLS][4], const float (&factor)[2],
-                                                    const float (&shift)[2], uint32_t tile) {
+    // Adds the weights times a tile of values.
+    __device__ __forceinline__ void multiply_values(uint32_t tile) {
         const int lane = threadIdx.x % 32;
         tile += swizzled<16>((lane & 7) + ((lane >> 3) & 1) * 8, lane >> 4);
 #pragma unroll
-        for (int n = 0; n < KEY_COLS; n += 2) {
-            uint32_t weights[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int* pair = &score[n + i / 2][i % 2 * 2];
-                const float low = exp2_approx(fmaf(__int_as_float(pair[0]), factor[i % 2], shift[i % 2])),
-                            high = exp2_approx(fmaf(__int_as_float(pair[1]), factor[i % 2], shift[i % 2]));
-                sum[i % 2] += low + high;
-                weights[i] = pack_f16(low, high);
-            }
+        for (int n = 0; n < KEY_COLS; n += 2)
 #pragma unroll
             for (int d = 0; d < DIM_COLS; d += 2) {
                 uint32_t values[4];
                 load_matrices_transposed(values, (tile ^ (d * 16)) + n * 8 * HEAD_DIM * 2);
 #pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    uint32_t(&to)[2] = added[d + i];
-                    const bool starts = !SECOND && n == 0;
-                    multiply_f16(to, weights, values[2 * i], values[2 * i + 1], starts ? 0 : to[0], starts ? 0 : to[1]);
-                }
-            }
-        }
-    }
-
-    // Adds the sums in f16 to the output.
-    __device__ __forceinline__ void add(float value_scale) {
+                for (int i = 0; i < 2; i++)
 #pragma unroll
-        for (int n = 0; n < DIM_COLS; n++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const float2 pair = __half22float2(as_half2(added[n][half]));
-                output[n][half * 2] = fmaf(pair.x, value_scale, output[n][half * 2]);
-                output[n][half * 2 + 1] = fmaf(pair.y, value_scale, output[n][half * 2 + 1]);
+                    for (int band = 0; band < BANDS; band++) {
+                        uint32_t(&to)[2] = bands[band].output[d + i];
+                        multiply_f16(to, bands[band].weights[n / 2], values[2 * i], values[2 * i + 1], to[0], to[1]);
+                    }
             }
     }
 };
 
-// Sets the scores of keys from `visible` on to -inf.
-__device__ __forceinline__ void hide(int (&score)[KEY_COLS][4], int visible) {
-    visible -= threadIdx.x % 4 * 2;
-#pragma unroll
-    for (int n = 0; n < KEY_COLS; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            if (n * 8 + i % 2 >= visible) score[n][i] = __float_as_int(-INFINITY);
-}
-
-__device__ __forceinline__ void attend(const int8_t* q8, const float* q_scales, const int8_t* k8,
-                                       const float* k_scales, const __half* v16, const float* v_scales, element* out,
-                                       int ld_out, int batch, int txt, int img, int first_query, int heads, int group,
-                                       int query_rows, int key_rows) {
+// Computes the queries from `first` on, TILE or half as many.
+template <int BANDS>
+__device__ __forceinline__ void attend(const int8_t* q8, const float* q_scales, const int8_t* k8, const float* k_scales,
+                                       const __half* v16, const float* v_exponents, element* out, int ld_out,
+                                       const SampleRows& rows, int first, int first_query, int tokens, int query_rows,
+                                       int key_rows) {
     extern __shared__ __align__(1024) unsigned char shared[];
     const uint32_t ring = uint32_t(__cvta_generic_to_shared(shared));
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int tokens = txt + img, tiles = ceil_div(tokens - first_query, TILE);
-    const int first = blockIdx.x % tiles * TILE;  // among the queries
-    const int head = blockIdx.x / tiles % heads, sample = blockIdx.x / tiles / heads;
-    const long long q_head = (long long)sample * heads + head,
-                    kv_head = (long long)sample * (heads / group) + head / group;
-    k8 += kv_head * key_rows * HEAD_DIM;
-    v16 += kv_head * key_rows * HEAD_DIM;
-    k_scales += kv_head * (key_rows / KEY_TILE);
-    v_scales += kv_head * (key_rows / VALUE_TILE);
-
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, own = warp * 16 * BANDS;
     const int key_tiles = key_rows / KEY_TILE;  // even
     const auto load = [&](int tile) {
         const uint32_t to = ring + tile % STAGES * STAGE_BYTES;
@@ -346,51 +346,48 @@ __device__ __forceinline__ void attend(const int8_t* q8, const float* q_scales, 
         commit_copies();
     };
     load(0);
-    Band band(q8 + q_head * query_rows * HEAD_DIM, q_scales + q_head * query_rows, first + warp * 16, query_rows);
-    const auto see = [&](auto second, int tile) {
-        constexpr bool SECOND = decltype(second)::value;
-        const float key_scale = k_scales[tile];
+    Bands<BANDS> queries(q8, q_scales, first + own, query_rows);
+    for (int tile = 0; tile < key_tiles; tile++) {
+        const float key_scale = k_scales[tile], exponent = v_exponents[tile / 2];
         wait_copies<0>();
         __syncthreads();
         load(tile + 1);
-        const uint32_t stage = ring + SECOND * STAGE_BYTES;
-        int score[KEY_COLS][4];
-        float factor[2], shift[2];
-        band.multiply_keys(score, stage);
-        if ((tile + 1) * KEY_TILE > tokens) hide(score, tokens - tile * KEY_TILE);
-        band.raise<SECOND>(score, key_scale, tile == 0, factor, shift);
-        band.multiply_values<SECOND>(score, factor, shift, stage + KEY_BYTES);
-    };
-    for (int tile = 0; tile < key_tiles; tile += 2) {
-        const float value_scale = v_scales[tile / 2];
-        see(std::false_type(), tile);
-        see(std::true_type(), tile + 1);
-        band.add(value_scale);
+        const uint32_t stage = ring + tile % STAGES * STAGE_BYTES;
+        Scores scores[BANDS];
+        queries.multiply_keys(scores, stage);
+#pragma unroll
+        for (int band = 0; band < BANDS; band++) {
+            if ((tile + 1) * KEY_TILE > tokens) hide(scores[band], tokens - tile * KEY_TILE);
+            queries.bands[band].weigh(scores[band], key_scale, exponent);
+        }
+        queries.multiply_values(stage + KEY_BYTES);
     }
 
     // Stores through shared memory, each warp its own rows, so that the stores are 16 bytes wide.
     __syncthreads();
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float total = band.sum[half];
-        total += __shfl_xor_sync(~0u, total, 1);
-        total += __shfl_xor_sync(~0u, total, 2);
-        const float share = 1.f / total;
-        const int row = warp * 16 + half * 8 + lane / 4;
+    for (int band = 0; band < BANDS; band++)
 #pragma unroll
-        for (int n = 0; n < DIM_COLS; n++)
-            *reinterpret_cast<uint32_t*>(shared + swizzled<16>(row, n) + lane % 4 * 4) =
-                pack_pair(band.output[n][half * 2] * share, band.output[n][half * 2 + 1] * share);
-    }
+        for (int half = 0; half < 2; half++) {
+            float total = queries.bands[band].sum[half];
+            total += __shfl_xor_sync(~0u, total, 1);
+            total += __shfl_xor_sync(~0u, total, 2);
+            const float share = 1.f / total;
+            const int row = own + band * 16 + half * 8 + lane / 4;
+#pragma unroll
+            for (int n = 0; n < DIM_COLS; n++) {
+                const float2 pair = __half22float2(as_half2(queries.bands[band].output[n][half]));
+                *reinterpret_cast<uint32_t*>(shared + swizzled<16>(row, n) + lane % 4 * 4) =
+                    pack_pair(pair.x * share, pair.y * share);
+            }
+        }
     __syncwarp();
-    const SampleRows rows(sample, batch, txt, img, batch * first_query);
 #pragma unroll
-    for (int i = 0; i < 16 * DIM_COLS / 32; i++) {
-        const int at = lane + i * 32, row = warp * 16 + at / DIM_COLS, chunk = at % DIM_COLS,
+    for (int i = 0; i < BANDS * 16 * DIM_COLS / 32; i++) {
+        const int at = lane + i * 32, row = own + at / DIM_COLS, chunk = at % DIM_COLS,
                   token = first_query + first + row;
         const uint4* from = reinterpret_cast<const uint4*>(shared + swizzled<16>(row, chunk));
-        if (token < tokens)
-            *reinterpret_cast<uint4*>(out + int64_t(rows.row(token)) * ld_out + head * HEAD_DIM + chunk * 8) = *from;
+        if (token < tokens) *reinterpret_cast<uint4*>(out + int64_t(rows.row(token)) * ld_out + chunk * 8) = *from;
     }
 }
 
@@ -400,7 +397,7 @@ __device__ __forceinline__ void attend(const int8_t* q8, const float* q_scales, 
 extern "C" __global__ void __launch_bounds__(attend_int8::CONVERT_THREADS)
     attention_to_int8(const element* q, long long ld_q, const element* k, long long ld_k, const element* v,
                       long long ld_v, int8_t* q8, float* q_scales, int8_t* k8, float* k_scales, __half* v16,
-                      float* v_scales, int batch, int txt, int img, int first_query, int heads, int group,
+                      float* v_exponents, int batch, int txt, int img, int first_query, int heads, int group,
                       int query_rows, int key_rows, float scale) {
     using namespace attend_int8;
     enum { VALUES, KEYS, QUERIES };
@@ -413,7 +410,7 @@ extern "C" __global__ void __launch_bounds__(attend_int8::CONVERT_THREADS)
     const long long row = ((long long)sample * job_heads + head) * job_rows + first;
     if (job == VALUES)
         convert_values(Rows<VALUE_TILE>(v, ld_v, rows, first, tokens, head), v16 + row * HEAD_DIM,
-                       v_scales + row / VALUE_TILE);
+                       v_exponents + row / VALUE_TILE);
     else if (job == KEYS)
         convert_keys(Rows<KEY_TILE>(k, ld_k, rows, first, tokens, head), k8 + row * HEAD_DIM,
                      k_scales + row / KEY_TILE);
@@ -425,10 +422,27 @@ extern "C" __global__ void __launch_bounds__(attend_int8::CONVERT_THREADS)
 
 extern "C" __global__ void __launch_bounds__(attend_int8::THREADS, 2)
     attention_int8(const int8_t* q8, const float* q_scales, const int8_t* k8, const float* k_scales, const __half* v16,
-                   const float* v_scales, element* out, int ld_out, int batch, int txt, int img, int first_query,
-                   int heads, int group, int query_rows, int key_rows) {
-    attend_int8::attend(q8, q_scales, k8, k_scales, v16, v_scales, out, ld_out, batch, txt, img, first_query, heads,
-                        group, query_rows, key_rows);
+                   const float* v_exponents, element* out, int ld_out, int batch, int txt, int img, int first_query,
+                   int heads, int group, int query_rows, int key_rows, int whole) {
+    using namespace attend_int8;
+    const bool is_whole = blockIdx.x < whole;
+    const int half = is_whole ? 0 : (blockIdx.x - whole) % 2, at = is_whole ? blockIdx.x : whole + (blockIdx.x - whole) / 2;
+    const int tokens = txt + img, tiles = ceil_div(tokens - first_query, TILE);
+    const int first = at % tiles * TILE + half * (TILE / 2);  // among the queries
+    const int head = at / tiles % heads, sample = at / tiles / heads;
+    const long long q_head = (long long)sample * heads + head,
+                    kv_head = (long long)sample * (heads / group) + head / group;
+    q8 += q_head * query_rows * HEAD_DIM, q_scales += q_head * query_rows;
+    k8 += kv_head * key_rows * HEAD_DIM, k_scales += kv_head * (key_rows / KEY_TILE);
+    v16 += kv_head * key_rows * HEAD_DIM, v_exponents += kv_head * (key_rows / VALUE_TILE);
+    out += head * HEAD_DIM;
+    const SampleRows rows(sample, batch, txt, img, batch * first_query);
+    if (is_whole)
+        attend<2>(q8, q_scales, k8, k_scales, v16, v_exponents, out, ld_out, rows, first, first_query, tokens,
+                  query_rows, key_rows);
+    else
+        attend<1>(q8, q_scales, k8, k_scales, v16, v_exponents, out, ld_out, rows, first, first_query, tokens,
+                  query_rows, key_rows);
 }
 
 #endif

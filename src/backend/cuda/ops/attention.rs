@@ -49,12 +49,17 @@ impl Base {
         (self.queries + self.stages * KEY_TILE) * head_dim * 2
     }
 
-    /// Returns how many of `tiles` one block computes alone, if `at_once` blocks run at a time. Two blocks share each
-    /// tile of the last round if that adds no round; tiles of 64 queries are never shared.
+    /// Returns how many of `tiles` one block computes alone; tiles of 64 queries are never shared.
     fn whole_tiles(self, tiles: usize, at_once: usize) -> usize {
-        let rest = tiles % at_once;
-        if self.queries == 128 && 2 * rest <= at_once { tiles - rest } else { tiles }
+        if self.queries == 128 { whole_tiles(tiles, at_once) } else { tiles }
     }
+}
+
+/// Returns how many of `tiles` one block computes alone, if `at_once` blocks run at a time. Two blocks share each tile of
+/// the last round if that adds no round.
+pub(super) fn whole_tiles(tiles: usize, at_once: usize) -> usize {
+    let rest = tiles % at_once;
+    if 2 * rest <= at_once { tiles - rest } else { tiles }
 }
 
 /// Returns `true` if a multiprocessor of a GPU with bf16 has 100 KiB of shared memory; the others have 164 or more.

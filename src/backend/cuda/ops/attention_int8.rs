@@ -1,6 +1,6 @@
 //! Launches cuda/attention_int8.cu: long attention with queries and keys in 8-bit integers, if requested.
 
-use super::attention::{Call, has_100_kib};
+use super::attention::{Call, has_100_kib, whole_tiles};
 use super::attention_e4m3::Parts;
 use crate::backend::cuda::buffer::{Buffer, BufferKind};
 use crate::backend::cuda::device::Device;
@@ -11,10 +11,11 @@ use crate::ops::{Mask, TokenLayout};
 const FILE: &str = "attention_int8";
 /// `HEAD_DIM`, the tiles, `THREADS` and `CONVERT_THREADS` of cuda/attention_int8.cu.
 const HEAD_DIM: usize = 128;
-const QUERY_TILE: usize = 64;
+const QUERY_TILE: usize = 128;
+/// The queries or keys that a block converts.
 const KEY_TILE: usize = 64;
 const VALUE_TILE: usize = 2 * KEY_TILE;
-const THREADS: usize = 128;
+const THREADS: u32 = 128;
 const CONVERT_THREADS: usize = 512;
 /// `STAGES * STAGE_BYTES` of that file.
 pub(super) const SHARED_BYTES: usize = 2 * 3 * KEY_TILE * HEAD_DIM;
@@ -51,7 +52,7 @@ impl Cuda {
         let Call { q, k, v, out, layout, .. } = *call;
         let (batch, heads, kv_heads) = (layout.batch, call.heads(), call.heads() / call.group());
         let queries = layout.tokens() - layout.first_query();
-        let query_rows = queries.next_multiple_of(QUERY_TILE);
+        let query_rows = queries.next_multiple_of(KEY_TILE);
         let key_rows = layout.tokens().next_multiple_of(VALUE_TILE);
         let [all_queries, all_keys] = [batch * heads * query_rows, batch * kv_heads * key_rows];
         let mut parts = Parts::default();
@@ -77,11 +78,14 @@ impl Cuda {
         // room for all outputs, at 256-byte boundaries.
         unsafe { launch.run([heads, tiles, 3 * batch], [CONVERT_THREADS, 1, 1]) }?;
         let launch = self.launch(FILE, "attention_int8")?.shared(SHARED_BYTES as u32)?;
+        let tiles = queries.div_ceil(QUERY_TILE) * heads * batch;
+        let whole = whole_tiles(tiles, launch.blocks_at_once(THREADS)?);
         let launch = at.into_iter().fold(launch, |launch, at| launch.address(at)).vector(out).int(out.stride());
-        let launch = ints.fold(launch, |launch, int| launch.int(int));
+        let launch = ints.fold(launch, |launch, int| launch.int(int)).int(whole);
         // SAFETY: argument types and order match `attention_int8`, and the shared memory its stages. The conversion,
         // which comes first on the stream, has written all rows that the kernel reads; `out` is q, or new and of its
-        // shape, and its rows are aligned to 16 bytes. The buffer is freed in stream order.
-        unsafe { launch.run([queries.div_ceil(QUERY_TILE) * heads * batch, 1, 1], [THREADS, 1, 1]) }
+        // shape, and its rows are aligned to 16 bytes. The buffer is freed in stream order. Tiles behind `whole` have two
+        // blocks each.
+        unsafe { launch.run([2 * tiles - whole, 1, 1], [THREADS as usize, 1, 1]) }
     }
 }
