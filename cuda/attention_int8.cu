@@ -1,7 +1,8 @@
 // attention_int8: attention of heads of 128 without a mask, with queries and keys in 8-bit integers and values in f16
 //
 //   attention_to_int8 converts q, k and v, as in attention.cu, to contiguous tokens of each head of each sample, padded
-//   with zeros to whole tiles: of 64 queries, and of 128 keys and values
+//   with zeros to whole tiles: of 64 queries, and of 128 keys and values. With `cos` it norms and rotates q and k first,
+//   by norms and tables as in qk_norm_rope.cu, of interleaved pairs
 //   q8, k8      [samples, heads, tokens, 128] int8, rotated in groups of 64 columns (int8.cuh)
 //   q_scales    [samples, heads, tokens] f32, times `scale`
 //   k_scales    [samples, kv_heads, tokens / 64] f32
@@ -46,6 +47,24 @@ __device__ __forceinline__ uint32_t pack_f16(float low, float high) {
 
 __device__ __forceinline__ __half2 as_half2(uint32_t pair) { return *reinterpret_cast<const __half2*>(&pair); }
 
+// The norms of heads of text and image tokens, and how many tokens are text.
+struct Norms {
+    const element *txt_weight, *img_weight;
+    float txt_eps, img_eps;
+    int txt;
+};
+
+// The rotation of a thread's 4 pairs of a token.
+struct Angles {
+    float cos[4], sin[4];
+
+    __device__ __forceinline__ void load(const float* all_cos, const float* all_sin, long long at) {
+        const float4 c = *reinterpret_cast<const float4*>(all_cos + at), s = *reinterpret_cast<const float4*>(all_sin + at);
+        cos[0] = c.x, cos[1] = c.y, cos[2] = c.z, cos[3] = c.w;
+        sin[0] = s.x, sin[1] = s.y, sin[2] = s.z, sin[3] = s.w;
+    }
+};
+
 // A tile of rows to convert, loaded by a block: a thread has 8 columns of every 32nd row.
 template <int TOKENS>
 struct Rows {
@@ -61,6 +80,29 @@ struct Rows {
             const int token = first + pass * STEP + row;
             const element* at = from + rows.row(token) * ld + head * HEAD_DIM + lane * int8::CHUNK;
             unpack(token < end ? *reinterpret_cast<const uint4*>(at) : make_uint4(0, 0, 0, 0), values[pass]);
+        }
+    }
+
+    // Norms each row of a head and rotates its pairs, as qk_norm_rope.cu does, but without rounding. The tile begins with
+    // token `first`; `angles` are those of its rows.
+    __device__ __forceinline__ void norm_and_rotate(const Norms& norms, const Angles (&angles)[PASSES], int first) {
+#pragma unroll
+        for (int pass = 0; pass < PASSES; pass++) {
+            const bool is_txt = first + pass * STEP + row < norms.txt;
+            float weight[int8::CHUNK], squares = 0.0f;
+            float(&x)[int8::CHUNK] = values[pass];
+            load((is_txt ? norms.txt_weight : norms.img_weight) + lane * int8::CHUNK, weight);
+#pragma unroll
+            for (int i = 0; i < int8::CHUNK; i++) squares += x[i] * x[i];
+#pragma unroll
+            for (int step = ROW_LANES / 2; step > 0; step >>= 1) squares += __shfl_xor_sync(~0u, squares, step);
+            const float rstd = rsqrtf(squares / HEAD_DIM + (is_txt ? norms.txt_eps : norms.img_eps));
+#pragma unroll
+            for (int i = 0; i < int8::CHUNK / 2; i++) {
+                const float a = x[2 * i] * (rstd * weight[2 * i]), b = x[2 * i + 1] * (rstd * weight[2 * i + 1]);
+                x[2 * i] = a * angles[pass].cos[i] - b * angles[pass].sin[i];
+                x[2 * i + 1] = b * angles[pass].cos[i] + a * angles[pass].sin[i];
+            }
         }
     }
 
@@ -102,7 +144,7 @@ __device__ __forceinline__ float int8_scale(float amax) {
     return __fdiv_rn(amax, int8::MAX) * int8::per_root(GROUP);
 }
 
-__device__ __forceinline__ void convert_queries(Rows<KEY_TILE>&& rows, float scale, int8_t* out, float* scales) {
+__device__ __forceinline__ void convert_queries(Rows<KEY_TILE>& rows, float scale, int8_t* out, float* scales) {
     rows.rotate();
 #pragma unroll
     for (int pass = 0; pass < rows.PASSES; pass++) {
@@ -116,7 +158,7 @@ __device__ __forceinline__ void convert_queries(Rows<KEY_TILE>&& rows, float sca
     }
 }
 
-__device__ __forceinline__ void convert_keys(Rows<KEY_TILE>&& rows, int8_t* out, float* scale) {
+__device__ __forceinline__ void convert_keys(Rows<KEY_TILE>& rows, int8_t* out, float* scale) {
     rows.rotate();
     const float amax = rows.amax();
 #pragma unroll
@@ -393,31 +435,49 @@ __device__ __forceinline__ void attend(const int8_t* q8, const float* q_scales, 
 
 }  // namespace attend_int8
 
-// blockIdx.x: heads, blockIdx.y: tiles, blockIdx.z: samples of values, then of keys, then of queries.
+// blockIdx.x: every gridDim.x-th head, blockIdx.y: tiles, blockIdx.z: samples of values, then of keys, then of queries.
 extern "C" __global__ void __launch_bounds__(attend_int8::CONVERT_THREADS)
     attention_to_int8(const element* q, long long ld_q, const element* k, long long ld_k, const element* v,
                       long long ld_v, int8_t* q8, float* q_scales, int8_t* k8, float* k_scales, __half* v16,
                       float* v_exponents, int batch, int txt, int img, int first_query, int heads, int group,
-                      int query_rows, int key_rows, float scale) {
+                      int query_rows, int key_rows, float scale, const element* txt_norm_q, const element* img_norm_q,
+                      const element* txt_norm_k, const element* img_norm_k, const float* cos, const float* sin,
+                      int ld_table, float txt_eps, float img_eps) {
     using namespace attend_int8;
     enum { VALUES, KEYS, QUERIES };
-    const int sample = blockIdx.z % batch, job = blockIdx.z / batch, head = blockIdx.x;
+    const int sample = blockIdx.z % batch, job = blockIdx.z / batch, tokens = txt + img;
     const int tile = job == VALUES ? VALUE_TILE : KEY_TILE, first = blockIdx.y * tile;
     const int job_rows = job == QUERIES ? query_rows : key_rows, job_heads = job == QUERIES ? heads : heads / group;
-    if (first >= job_rows || head >= job_heads) return;
-    const SampleRows rows(sample, batch, txt, img, 0);
-    const int tokens = txt + img;
-    const long long row = ((long long)sample * job_heads + head) * job_rows + first;
-    if (job == VALUES)
-        convert_values(Rows<VALUE_TILE>(v, ld_v, rows, first, tokens, head), v16 + row * HEAD_DIM,
-                       v_exponents + row / VALUE_TILE);
-    else if (job == KEYS)
-        convert_keys(Rows<KEY_TILE>(k, ld_k, rows, first, tokens, head), k8 + row * HEAD_DIM,
-                     k_scales + row / KEY_TILE);
-    else
-        convert_queries(Rows<KEY_TILE>(q, ld_q, SampleRows(sample, batch, txt, img, batch * first_query),
-                                       first_query + first, tokens, head),
-                        scale, q8 + row * HEAD_DIM, q_scales + row);
+    if (first >= job_rows) return;
+    const auto row_of = [&](int head) { return ((long long)sample * job_heads + head) * job_rows + first; };
+    if (job == VALUES) {
+        const SampleRows rows(sample, batch, txt, img, 0);
+        for (int head = blockIdx.x; head < job_heads; head += gridDim.x) {
+            const long long row = row_of(head);
+            convert_values(Rows<VALUE_TILE>(v, ld_v, rows, first, tokens, head), v16 + row * HEAD_DIM,
+                           v_exponents + row / VALUE_TILE);
+        }
+        return;
+    }
+    typedef Rows<KEY_TILE> Tile;
+    const bool is_query = job == QUERIES;
+    const int first_token = first + (is_query ? first_query : 0);
+    const SampleRows rows(sample, batch, txt, img, is_query ? batch * first_query : 0);
+    const Norms norms{is_query ? txt_norm_q : txt_norm_k, is_query ? img_norm_q : img_norm_k, txt_eps, img_eps, txt};
+    Angles angles[Tile::PASSES];
+    if (cos != nullptr)
+#pragma unroll
+        for (int pass = 0; pass < Tile::PASSES; pass++) {
+            const int token = min(first_token + pass * Tile::STEP + int(threadIdx.x) / ROW_LANES, tokens - 1);
+            angles[pass].load(cos, sin, (long long)token * ld_table + threadIdx.x % ROW_LANES * 4);
+        }
+    for (int head = blockIdx.x; head < job_heads; head += gridDim.x) {
+        const long long row = row_of(head);
+        Tile values(is_query ? q : k, is_query ? ld_q : ld_k, rows, first_token, tokens, head);
+        if (cos != nullptr) values.norm_and_rotate(norms, angles, first_token);
+        if (is_query) convert_queries(values, scale, q8 + row * HEAD_DIM, q_scales + row);
+        else convert_keys(values, k8 + row * HEAD_DIM, k_scales + row / KEY_TILE);
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(attend_int8::THREADS, 2)

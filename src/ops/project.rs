@@ -23,6 +23,13 @@ pub struct Heads<'a, B: Backend> {
     pub layout: TokenLayout,
 }
 
+impl<B: Backend> Heads<'_, B> {
+    /// Returns the rows that have a query.
+    pub(crate) fn with_query(&self, x: Tensor<B>) -> Tensor<B> {
+        x.split_rows(self.layout.rows_without_query()).1
+    }
+}
+
 /// The result of [`Tensor::project`].
 pub struct Projection<B: Backend> {
     /// k normed and rotated, v, and q normed and rotated, each [rows, dim]; q lacks the rows without a query. Without
@@ -100,16 +107,23 @@ pub fn columns<B: Backend>(
     parts: &[(&Operand<B>, &Linear<B>)],
     heads: Option<&Heads<'_, B>>,
 ) -> Result<[Tensor<B>; 5]> {
+    let [k, v, q, gate, up] = products(b, parts, heads)?;
+    let Some(heads) = heads else { return Ok([k, v, q, gate, up]) };
+    let &Heads { norm, rope, layout, .. } = heads;
+    let (q, k) = b.qk_norm_rope(QkNormRope { q, k, norm, rope, layout })?;
+    let [q, gate, up] = [q, gate, up].map(|x| heads.with_query(x));
+    Ok([k, v, q, gate, up])
+}
+
+/// Returns k, v, q, gate and up of all rows; q and k have neither norm nor rotation.
+pub fn products<B: Backend>(
+    b: &B,
+    parts: &[(&Operand<B>, &Linear<B>)],
+    heads: Option<&Heads<'_, B>>,
+) -> Result<[Tensor<B>; 5]> {
     let products: Vec<_> = parts.iter().map(|(x, weight)| (x.tensor(), *weight)).collect();
     let y = super::low_rank::compose(b, Products::Rows(&products))?;
     let dim = heads.map_or(0, |heads| heads.dim);
-    let without_query = heads.map_or(0, |heads| heads.layout.rows_without_query());
     let mlp = (y.cols() - 3 * dim) / 2;
-    let [k, v, q, gate, up] = y.split_cols([dim, dim, dim, mlp, mlp]);
-    let (q, k) = match heads {
-        Some(&Heads { norm, rope, layout, .. }) => b.qk_norm_rope(QkNormRope { q, k, norm, rope, layout })?,
-        None => (q, k),
-    };
-    let [q, gate, up] = [q, gate, up].map(|of_all| of_all.split_rows(without_query).1);
-    Ok([k, v, q, gate, up])
+    Ok(y.split_cols([dim, dim, dim, mlp, mlp]))
 }

@@ -13,7 +13,7 @@ const KEY_TILE: usize = 64;
 /// Columns that are rotated together.
 const GROUP: usize = 64;
 
-fn cuda_int8_attention() -> Option<Cuda> {
+pub fn cuda_int8_attention() -> Option<Cuda> {
     let cuda = crate::cuda()?;
     if !cuda.computes_in_bf16() {
         println!("skipped: {} has no bf16", cuda.describe());

@@ -12,6 +12,7 @@ use flux::tensor::Tensor;
 use safetensors::Dtype;
 
 use crate::attention_e4m3::{self, Inputs, VARIABLE, error, exact};
+use crate::attention_int8::cuda_int8_attention;
 use crate::compare::{Shape, Weight, values, with_variable};
 use crate::{cuda, cuda_fp8_attention, is_hopper, small};
 
@@ -163,6 +164,39 @@ fn long_sequences_of_one_sample_take_scales_of_norms() {
         let case =
             Case { layout: TokenLayout::new(1, 0, tokens), heads: 2, mlp: 128, streams: false, gain: 1.0, fp8: true };
         assert_eq!(case.run(&cuda)[0] != case.composed(&cuda)[0], is_fused, "{tokens} tokens");
+    }
+}
+
+/// Attention in int8 that norms and rotates q and k during their conversion: ragged tiles, samples apart, queries of
+/// images only, and references.
+#[test]
+fn norms_in_the_conversion_to_int8_are_as_before_it() {
+    const VARIABLE: &str = "FLUX_PROJECT";
+    let Some(cuda) = cuda_int8_attention() else { return };
+    if std::env::var(VARIABLE).is_err() {
+        const TEST: &str = "project_attention::norms_in_the_conversion_to_int8_are_as_before_it";
+        let (passed, text) = with_variable(TEST, VARIABLE, "base");
+        assert!(passed, "with {VARIABLE}: {text}");
+        return;
+    }
+    let layout = TokenLayout::new;
+    let references = |references, layout| TokenLayout { references, ..layout };
+    for layout in [
+        layout(1, 0, 512),
+        layout(1, 30, 611),
+        layout(3, 17, 530),
+        layout(2, 128, 513).image_queries(),
+        references(70, layout(1, 45, 520)).image_queries(),
+    ] {
+        for (heads, gain) in [(2, 1.0), (5, 2.0)] {
+            let case = Case { layout, heads, mlp: 128, streams: false, gain, fp8: false };
+            let (fused, composed, exact) = (case.run(&cuda), case.composed(&cuda), case.exact(&cuda));
+            assert!(fused[1] == composed[1], "{case:?}: mlp differs");
+            let [of_fused, of_composed] = [&fused, &composed].map(|made| error(&made[0], &exact));
+            assert!(of_fused < 1.05 * of_composed + 0.001, "{case:?}: {of_fused}, composed {of_composed}");
+            assert!(fused[0] != composed[0], "{case:?}: it did not run");
+            assert!(case.run(&cuda) == fused, "{case:?}: two runs differ");
+        }
     }
 }
 

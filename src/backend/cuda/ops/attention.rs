@@ -184,7 +184,7 @@ impl Cuda {
         let fresh = self.unless_writable(&q)?;
         let call = Call { q: &q, k, v, out: fresh.as_ref().unwrap_or(&q), head_dim, layout, mask, cached: None };
         match hopper.filter(|_| call.suits_hopper()) {
-            _ if self.attends_in_int8(head_dim, layout, mask) => self.attend_in_int8(&call)?,
+            _ if self.attends_in_int8(head_dim, layout, mask) => self.attend_in_int8(&call, None)?,
             Some(_) if self.attends_in_e4m3(head_dim, layout, mask)? => self.attend_in_e4m3(&call)?,
             Some(form) => self.run_hopper(&call, form == SINGLE)?,
             None => self.run_base(base, &call)?,

@@ -4,9 +4,9 @@ use super::attention::{Call, has_100_kib, whole_tiles};
 use super::attention_e4m3::Parts;
 use crate::backend::cuda::buffer::{Buffer, BufferKind};
 use crate::backend::cuda::device::Device;
-use crate::backend::cuda::{AttentionPrecision, Cuda};
+use crate::backend::cuda::{AttentionPrecision, Cuda, Tensor, all_aligned};
 use crate::error::{Error, Field, Result};
-use crate::ops::{Mask, TokenLayout};
+use crate::ops::{Heads, Mask, Pairs, Rope, TokenLayout};
 
 const FILE: &str = "attention_int8";
 /// `HEAD_DIM`, the tiles, `THREADS` and `CONVERT_THREADS` of cuda/attention_int8.cu.
@@ -17,6 +17,8 @@ const KEY_TILE: usize = 64;
 const VALUE_TILE: usize = 2 * KEY_TILE;
 const THREADS: u32 = 128;
 const CONVERT_THREADS: usize = 512;
+/// The heads that a block converts with the same rotation.
+const HEADS_PER_BLOCK: usize = 4;
 /// `STAGES * STAGE_BYTES` of that file.
 pub(super) const SHARED_BYTES: usize = 2 * 3 * KEY_TILE * HEAD_DIM;
 /// With fewer queries per sample, conversion takes as long as it saves.
@@ -47,8 +49,18 @@ impl Cuda {
         self.attention_precision() == AttentionPrecision::Int8 && suits
     }
 
-    /// Computes a call for which [`Cuda::attends_in_int8`] is `true`, without cached keys.
-    pub(super) fn attend_in_int8(&self, call: &Call<'_>) -> Result<()> {
+    /// Returns `true` if the conversion can norm and rotate q and k of a call that is computed in int8.
+    pub(super) fn norms_in_int8(&self, kvq: [&Tensor<Cuda>; 3], heads: &Heads<'_, Cuda>) -> Result<bool> {
+        let [txt, img] = heads.norm;
+        let (cos, sin) = self.same_stride(heads.rope)?;
+        let tensors: Vec<_> = kvq.into_iter().chain([&txt.q, &txt.k, &img.q, &img.k, cos, sin]).collect();
+        let suits = heads.rope.pairs == Pairs::Interleaved && all_aligned(&tensors);
+        Ok(suits && self.attends_in_int8(txt.q.cols(), heads.layout, Mask::None))
+    }
+
+    /// Computes a call for which [`Cuda::attends_in_int8`] is `true`, without cached keys. With `norms`, for which
+    /// [`Cuda::norms_in_int8`] is `true`, q and k have neither norm nor rotation yet.
+    pub(super) fn attend_in_int8(&self, call: &Call<'_>, norms: Option<&Heads<'_, Cuda>>) -> Result<()> {
         let Call { q, k, v, out, layout, .. } = *call;
         let (batch, heads, kv_heads) = (layout.batch, call.heads(), call.heads() / call.group());
         let queries = layout.tokens() - layout.first_query();
@@ -72,11 +84,19 @@ impl Cuda {
         let ints = [batch, layout.txt, layout.image_stream(), layout.first_query(), heads, call.group()];
         let ints = ints.into_iter().chain([query_rows, key_rows]);
         let launch = ints.clone().fold(launch, |launch, int| launch.int(int)).float(call.scale());
+        let launch = match norms {
+            Some(&Heads { norm: [txt, img], rope: Rope { cos, sin, .. }, .. }) => {
+                let launch = launch.vector(&txt.q).vector(&img.q).vector(&txt.k).vector(&img.k).vector(cos).vector(sin);
+                launch.int(cos.stride()).float(txt.eps).float(img.eps)
+            }
+            None => (0..6).fold(launch, |launch, _| launch.address(0)).int(0).float(0.0).float(0.0),
+        };
         let tiles = query_rows.max(key_rows) / KEY_TILE;
-        // SAFETY: argument types and order match `attention_to_int8`. `Tensor::attention` checked that k and v have
-        // layout.rows() rows of whole heads, and q layout.query_rows(); all rows are aligned to 16 bytes. `buffer` has
-        // room for all outputs, at 256-byte boundaries.
-        unsafe { launch.run([heads, tiles, 3 * batch], [CONVERT_THREADS, 1, 1]) }?;
+        // SAFETY: argument types and order match `attention_to_int8`. `Tensor::attention`, or `expect_parts` of
+        // `project`, checked that k and v have layout.rows() rows of whole heads, and q layout.query_rows(), that norms
+        // have HEAD_DIM columns, and that tables have a row for each token; all rows are aligned to 16 bytes. `buffer`
+        // has room for all outputs, at 256-byte boundaries.
+        unsafe { launch.run([heads.div_ceil(HEADS_PER_BLOCK), tiles, 3 * batch], [CONVERT_THREADS, 1, 1]) }?;
         let launch = self.launch(FILE, "attention_int8")?.shared(SHARED_BYTES as u32)?;
         let tiles = queries.div_ceil(QUERY_TILE) * heads * batch;
         let whole = whole_tiles(tiles, launch.blocks_at_once(THREADS)?);

@@ -1,14 +1,14 @@
 //! `project_attention` in two kernels on Hopper: if attention is in e4m3, `project` stores q and k in e4m3. Otherwise
-//! it runs its composition; if `project` does so too, the MLP's activation function runs beside attention.
+//! it runs its composition; if `project` does so too, the MLP's activation function runs beside attention, and the
+//! conversion for attention in int8 norms and rotates q and k.
 
 use super::attention::Call;
 use super::attention_hopper::CHOICE;
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
 use crate::nn::{Linear, Operand};
-use crate::ops::project::borrowed;
-use crate::ops::project::columns;
-use crate::ops::{Attended, Heads, Mask, Projection};
+use crate::ops::project::{borrowed, products};
+use crate::ops::{Attended, Heads, Mask, Projection, QkNormRope};
 
 impl Cuda {
     pub(crate) fn project_attention_op(
@@ -43,12 +43,28 @@ impl Cuda {
         parts: Vec<(Operand<Cuda>, &Linear<Cuda>)>,
         heads: &Heads<'_, Cuda>,
     ) -> Result<Attended<Cuda>> {
-        let [k, v, q, gate, up] = columns(self, &borrowed(&parts), Some(heads))?;
+        let [k, v, q, gate, up] = products(self, &borrowed(&parts), Some(heads))?;
         drop(parts);
+        let is_normed_later = self.norms_in_int8([&q, &k, &v], heads)?;
+        let (q, k) = if is_normed_later {
+            (q, k)
+        } else {
+            let &Heads { norm, rope, layout, .. } = heads;
+            self.qk_norm_rope_op(QkNormRope { q, k, norm, rope, layout })?
+        };
+        let [q, gate, up] = [q, gate, up].map(|x| heads.with_query(x));
         let fresh = self.unless_writable(&gate)?;
         let mlp = fresh.as_ref().unwrap_or(&gate);
         let point = (mlp.cols() > 0).then(|| self.device().fork_point()).transpose()?;
-        let attn = q.attention(&k, &v, heads.norm[0].q.cols(), heads.layout, Mask::None)?;
+        let (head_dim, layout, mask) = (heads.norm[0].q.cols(), heads.layout, Mask::None);
+        let attn = if is_normed_later {
+            let fresh = self.unless_writable(&q)?;
+            let out = fresh.as_ref().unwrap_or(&q);
+            self.attend_in_int8(&Call { q: &q, k: &k, v: &v, out, head_dim, layout, mask, cached: None }, Some(heads))?;
+            fresh.unwrap_or(q)
+        } else {
+            q.attention(&k, &v, head_dim, layout, mask)?
+        };
         if let Some(point) = point {
             self.device().on_side_stream(&point, |side| self.swiglu_on(side, &gate, &up, mlp))?;
         }
