@@ -55,6 +55,11 @@ fn full_size_latents_in_int8_are_of_the_same_image() {
     expect_as_far_as_bf16(2.1, cuda_int8);
 }
 
+#[test]
+fn full_size_latents_in_int8_with_attention_in_int8_are_of_the_same_image() {
+    expect_as_far_as_bf16(3.0, crate::attention_int8::cuda_int8_attention);
+}
+
 /// Files in 4 bits are as far from float32 with activations in 16.
 #[test]
 fn full_size_latents_in_w4a8_are_of_the_same_image() {
