@@ -211,6 +211,8 @@ pub fn field_name(field: Field, _: Form) -> &'static str {
         Field::Width | Field::Height | Field::Size => "size",
         Field::Inputs => "image",
         Field::Adapters => "loras",
+        // Clients cannot name a folder of the server.
+        Field::Wildcards => "flux serve --wildcards",
         other => other.key(),
     }
 }
@@ -264,6 +266,9 @@ mod tests {
             (StatusCode::BAD_REQUEST, "invalid_value", Some("image"))
         );
         assert_eq!(told.message, "the mask has another size; scale it");
+        let hint = format!("name it with `{:#}`", Field::Wildcards);
+        let told = ApiError::from(flux::Error::usage("there is no folder").hint(hint));
+        assert_eq!(told.message, "there is no folder; name it with `flux serve --wildcards`");
         let told = ApiError::from(flux::Error::new("cannot read the file").at("/secret"));
         assert_eq!(told.json()["error"]["type"], "server_error");
         assert!(!told.json().to_string().contains("secret"));
