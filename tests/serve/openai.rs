@@ -271,11 +271,18 @@ fn edits_take_images_and_masks() {
     let reply = edit(&[("image", Some("a.png"), &red), ("mask", Some("m.png"), &png(32, 48, [255; 3]))]);
     assert!(reply.status == 200 && reply.json()["flux"]["notes"].to_string().contains("32x48"), "{}", reply.json());
 
+    let (image, black) = (("image", Some("a.png"), &red[..]), png(64, 64, [0; 3]));
+    let sides = |right: usize| json!({"left": 0, "top": 0, "right": right, "bottom": 0}).to_string();
     for (files, code, param) in [
         (vec![], "missing_required_parameter", "image"),
         (vec![("image", Some("a.png"), &b"no image"[..])], "invalid_image", "image"),
         (vec![("image", Some("a.png"), &red[..red.len() - 30])], "invalid_image", "image"),
         (vec![("picture", Some("a.png"), &red)], "unknown_parameter", "picture"),
+        (vec![image, ("mask", Some("m.png"), &black), ("mask_padding", None, b"8")], "invalid_image", "mask"),
+        (vec![image, ("extend", None, sides(0).as_bytes())], "invalid_value", "extend"),
+        (vec![image, ("extend", None, sides(16384).as_bytes())], "invalid_value", "extend"),
+        (vec![image, ("extend", None, sides(usize::MAX).as_bytes())], "invalid_value", "extend"),
+        (vec![image, ("strength", None, b"1"), ("resize", None, b"99999")], "invalid_value", "size"),
     ] {
         assert_eq!(edit(&files).error(), (400, code.to_string(), param.to_string()));
     }
