@@ -315,7 +315,7 @@ impl Engine {
             if job.request.transparent == Transparency::Edit {
                 let [width, height] = shape.size();
                 let blank = Rgb { width, height, bytes: vec![255; 3 * width * height] };
-                self.pool.shape(&transparent::second_request(&job.request, blank))?;
+                self.pool.shape(&transparent::second_request(&job.request, blank)).map_err(transparent::refused)?;
             }
             self.pool.prefetch(&job.request, job.count)?;
         }

@@ -120,7 +120,7 @@ fn any_name_of_a_model_is_the_default_one() {
 
 #[test]
 fn what_cannot_be_honoured_is_named() {
-    let serving = Serving::start(&["--max-pixels", "16384"]);
+    let serving = Serving::start(&["--max-pixels", "40960"]);
     let wrong = |more: serde_json::Value| serving.post("/v1/images/generations", &with(small("x"), more)).error();
     for (more, code, param) in [
         (json!({"what": 1}), "unknown_parameter", "what"),
@@ -141,6 +141,7 @@ fn what_cannot_be_honoured_is_named() {
         (json!({"loras": [{"name": "none"}]}), "invalid_value", "loras"),
         (json!({"background": "clear"}), "invalid_value", "background"),
         (json!({"background": "transparent", "output_format": "jpeg"}), "unsupported_value", "output_format"),
+        (json!({"background": "transparent", "size": "640x64"}), "invalid_value", "transparent"),
     ] {
         assert_eq!(wrong(more.clone()), (400, code.to_string(), param.to_string()), "{more}");
     }
