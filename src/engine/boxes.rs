@@ -111,7 +111,7 @@ impl fmt::Display for Rectangle {
 
 /// An object and its place: a row of the table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object with id and bbox")]
 pub struct LayoutBox {
     /// Name of the object: a letter, then letters, digits and underscores, such as `cat_1`.
     pub id: String,

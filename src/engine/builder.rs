@@ -57,6 +57,14 @@ impl EngineBuilder {
     }
 
     /// Quantizes weights when they are loaded.
+    ///
+    /// ```no_run
+    /// use flux::engine::Quantization;
+    ///
+    /// let formats: Quantization = "transformer=q4_k,text=q8_0".parse().map_err(flux::Error::usage)?;
+    /// let flux = flux::Engine::builder("models/klein-4b").quantize(formats).open()?;
+    /// # Ok::<(), flux::Error>(())
+    /// ```
     pub fn quantize(mut self, formats: Quantization) -> Self {
         self.args.quantize = Some(formats);
         self

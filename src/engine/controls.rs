@@ -49,7 +49,7 @@ const KINDS: [(ControlKind, &str, &str); 8] = [
 
 /// A control of a recipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object with kind and input")]
 pub struct Control {
     /// The property that the image shows.
     pub kind: ControlKind,

@@ -154,6 +154,16 @@ impl Generation<'_> {
     }
 
     /// Changes any other field of the recipe.
+    ///
+    /// ```no_run
+    /// use flux::engine::{Hires, Resize, Transparency};
+    ///
+    /// # let flux = flux::Engine::built_in().open()?;
+    /// let hires = Hires { size: Some(Resize::Longest(1024)), ..Hires::default() };
+    /// let ghost = flux.generate("a ghost").configure(|recipe| recipe.hires = Some(hires)).run()?;
+    /// let cut = flux.generate("a ghost").configure(|recipe| recipe.transparent = Transparency::Edit).run()?;
+    /// # Ok::<(), flux::Error>(())
+    /// ```
     pub fn configure(mut self, change: impl FnOnce(&mut Recipe)) -> Self {
         change(&mut self.recipe);
         self

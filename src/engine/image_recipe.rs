@@ -14,13 +14,14 @@ use crate::error::{Error, Result};
 use crate::files::ModelPaths;
 use crate::metadata::{DigitalSource, Metadata};
 use crate::output::ImageFormat;
+use crate::pipeline::request::fields::MAX_SAMPLES;
 use crate::pipeline::{Hires, MAX_REFERENCES, MAX_REGIONS, Plan};
 
 /// The version of the arithmetic. It is raised when the same recipe, model and device give an image that differs in
 /// any bit.
 pub const NUMERICS: u32 = 1;
 
-/// Maximum [`OfImages::count`], so that a damaged recipe does not request endless work.
+/// Maximum [`OfImages::count`] of a file, so that a damaged recipe does not request endless work.
 const MAX_IMAGES: usize = 65_536;
 
 /// A recipe with every choice made, the model and the device, for reproducing an image.
@@ -205,9 +206,12 @@ impl ImageRecipe {
                 .hint("use the original file: this one was changed, or comes from another version of flux")
         };
         let made: Self = serde_json::from_str(json).map_err(|e| wrong(e.to_string()))?;
-        let others = [made.of, made.batch];
-        match others.into_iter().flatten().find(|of| of.place >= of.count || of.count > MAX_IMAGES) {
-            Some(OfImages { place, count }) => Err(wrong(format!("image index {place} does not fit {count} images"))),
+        let others = [(made.of, MAX_IMAGES), (made.batch, MAX_SAMPLES)];
+        let mut others = others.into_iter().filter_map(|(of, most)| Some((of?, most)));
+        match others.find(|(of, most)| of.place >= of.count || of.count > *most) {
+            Some((OfImages { place, count }, most)) => {
+                Err(wrong(format!("image index {place} does not fit {count} images, of at most {most}")))
+            }
             None => Ok(made),
         }
     }

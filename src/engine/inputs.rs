@@ -414,7 +414,7 @@ fn edit_in_size(recipe: &Recipe, image: Rgb, mask: Option<&Mask>) -> Result<Edit
         (Some(mask), None, Some(padding)) => {
             let is_black = || mask.grey(mask.size()).bytes.iter().all(|value| *value == 0);
             Edit::cropped(image, mask, padding).map_err(|e| match &recipe.mask {
-                Some(file) if is_black() => e.at(place(file)),
+                Some(file) if is_black() => e.at(place(file)).for_field(Field::Mask),
                 _ => e,
             })
         }

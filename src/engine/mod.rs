@@ -89,6 +89,20 @@ pub use schedule::Scheduler;
 pub use ticket::{InOrder, Ticket};
 pub use upscaling::{EnlargedSize, Upscaling};
 
+// Types of fields of recipes and arguments, whose modules are hidden.
+#[doc(inline)]
+pub use crate::files::ModelPaths;
+#[doc(inline)]
+pub use crate::files::adapter::BlockStrengths;
+#[doc(inline)]
+pub use crate::input::{Resize, Sides};
+#[doc(inline)]
+pub use crate::model::Quantization;
+#[doc(inline)]
+pub use crate::pipeline::{Hires, Transparency};
+#[doc(inline)]
+pub use crate::sampler::{Rng, ScheduleKind, Variation, Variety};
+
 use self::digests::ModelDigests;
 use self::executor::{Device, Executor, Pool};
 use self::image::Origin;
@@ -101,7 +115,7 @@ use crate::files::adapter::AdapterUse;
 use crate::model::{ModelInfo, OpenModel};
 use crate::output::Sign;
 use crate::pipeline::session::shape::Shape;
-use crate::pipeline::{self, CacheStats, MemoryPlan, Plan, Replicas, Request, Transparency};
+use crate::pipeline::{self, CacheStats, MemoryPlan, Plan, Replicas, Request};
 use crate::rgb::Rgb;
 use crate::stage::{CancelFlag, Progress};
 
@@ -301,7 +315,7 @@ impl Engine {
             if job.request.transparent == Transparency::Edit {
                 let [width, height] = shape.size();
                 let blank = Rgb { width, height, bytes: vec![255; 3 * width * height] };
-                self.pool.shape(&transparent::second_request(&job.request, blank))?;
+                self.pool.shape(&transparent::second_request(&job.request, blank)).map_err(transparent::refused)?;
             }
             self.pool.prefetch(&job.request, job.count)?;
         }

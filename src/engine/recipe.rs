@@ -32,7 +32,7 @@ const MAX_INPUT_WEIGHT: f32 = 2.0;
 /// Everything that reproduces an image with one model: prompt, options and files. The model chooses omitted fields.
 /// In JSON, an unknown field is an error.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default, deny_unknown_fields, expecting = "an object with the fields of a recipe")]
 pub struct Recipe {
     /// Prompt; see [`Request::prompt`].
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -150,7 +150,7 @@ pub struct Recipe {
 
 /// The request from which a language model wrote a prompt.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object with request, model and system")]
 pub struct Upsampled {
     /// Prompt of the request.
     pub request: String,
@@ -165,7 +165,7 @@ pub struct Upsampled {
 
 /// An adapter of a [`Recipe`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object with file and strength")]
 pub struct AdapterFile {
     /// A file, or a PEFT folder.
     pub file: PathBuf,

@@ -14,7 +14,7 @@ use crate::pipeline::{Area, MAX_REGIONS, RegionPrompt};
 
 /// A text for a part of the image, which is a box or the white part of a mask.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object with box or mask, and prompt")]
 pub struct TextRegion {
     /// Box: top, left, bottom and right.
     #[serde(default, rename = "box", skip_serializing_if = "Option::is_none")]

@@ -43,6 +43,16 @@ pub(super) fn second_request(first: &Request, image: Rgb) -> Request {
     }
 }
 
+/// Returns the error of a [`second_request`] that the model refuses, such as one for an image of few pixels.
+pub(super) fn refused(error: Error) -> Error {
+    if error.is_out_of_memory() {
+        return error;
+    }
+    Error::usage(format!("the image on another background: {}", error.what()))
+        .for_field(Field::Transparent)
+        .hint(Transparency::KEY_HINT)
+}
+
 /// Generates the image of a [`second_request`].
 ///
 /// Errors as sessions do.

@@ -170,11 +170,13 @@ fn boxed<B: Backend>(backend: &B, file: &UpscalerFile) -> Result<Box<dyn Network
 
 /// Errors if an image of this size is empty or too large.
 fn check([width, height]: [usize; 2]) -> Result<()> {
-    match width.checked_mul(height) {
-        Some(1..=MAX_PIXELS) => Ok(()),
-        _ => Err(Error::usage(format!("the image would be {width}x{height}, expected at most {MAX_PIXELS} pixels"))
-            .hint("choose a smaller factor or size")),
-    }
+    let (expected, other) = match width.checked_mul(height) {
+        Some(0) => ("at least one pixel".to_string(), "larger"),
+        Some(1..=MAX_PIXELS) => return Ok(()),
+        _ => (format!("at most {MAX_PIXELS} pixels"), "smaller"),
+    };
+    Err(Error::usage(format!("the image would be {width}x{height}, expected {expected}"))
+        .hint(format!("choose a {other} factor or size")))
 }
 
 #[cfg(test)]

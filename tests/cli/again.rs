@@ -298,6 +298,7 @@ fn a_recipe_that_was_damaged_is_refused() {
     };
     for (more, words) in [
         (r#", "batch": {"place": 5, "count": 2}"#, "image index 5 does not fit 2 images"),
+        (r#", "batch": {"place": 0, "count": 9}"#, "image index 0 does not fit 9 images, of at most 8"),
         (r#", "batch": {"place": 0, "count": 100000}"#, "100000 images"),
         (r#", "of": {"place": 18446744073709551615, "count": 1}"#, "image index 18446744073709551615"),
     ] {

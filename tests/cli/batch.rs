@@ -82,9 +82,14 @@ fn each_line_of_an_object_or_a_table_has_its_own_recipe_and_a_wrong_one_stops_no
     fs::write(folder.join("list.jsonl"), jsonl).unwrap();
     let run = batch(folder, &["list.jsonl", "out"]);
     assert_eq!(run.code, Some(1), "{}", run.stderr);
-    for words in
-        ["line 2: cannot read the line", "line 4: ", "none.png", "line 6: ", "3 of 7 images failed", "4 generated"]
-    {
+    for words in [
+        "line 2: cannot read the line: `steps`: ",
+        "line 4: ",
+        "none.png",
+        "line 6: ",
+        "3 of 7 images failed",
+        "4 generated",
+    ] {
         assert!(run.stderr.contains(words), "{words}: {}", run.stderr);
     }
     assert_eq!(names(&folder.join("out")), ["0003-c-1.png", "0003-c-2.png", "a.webp", "below", "manifest.jsonl"]);

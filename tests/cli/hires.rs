@@ -119,7 +119,7 @@ fn values_that_cannot_be_are_errors_before_any_work() {
         (&["--hires-size", "16384x16384"], "expected at most"),
         (&["--hires-strength", "0.5"], "has no size"),
         (&["--hires", "2", "--hires-strength", "1.5"], "expected 0 to 1"),
-        (&["--hires", "2", "--hires-steps", "0"], "second pass: steps is 0"),
+        (&["--hires", "2", "--hires-steps", "0"], "second pass: steps is 0, expected 1 to 1000\n  in: --hires\n"),
         (&["--hires", "2", "--hires-steps", "2000"], "second pass: steps is 2000"),
         (&["--hires", "2", "--tile", "100"], "the nearest is 96"),
         (&["--hires", "2", "--tile", "64", "--tile-overlap", "64"], "--tile-overlap"),

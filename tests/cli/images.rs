@@ -83,7 +83,7 @@ fn flags_that_need_another_one_or_contradict_it_are_usage_errors() {
         (&["--strength", "nan"], &["the strength is NaN", "in: --strength", "hint: "]),
         (&["--strength", "-0.5"], &["the strength is -0.5", "in: --strength", "hint: "]),
         (&["--strength", "0"], &["runs none of 1 steps", "in: --strength", "hint: use more than 0"]),
-        (&["--extend", "0,0,0,0"], &["all sides are 0", "in: a.png", "hint: "]),
+        (&["--extend", "0,0,0,0"], &["all sides are 0", "in: --extend", "hint: "]),
     ];
     for (flags, words) in with_input {
         edit(&folder, &[&["-i", "a.png"], flags].concat()).fails(2, words);
@@ -186,7 +186,7 @@ fn images_that_models_do_not_take_are_refused_with_their_size() {
     edit(path, &["-i", "line.png", "--strength", "1"]).fails(1, &["80x15, too narrow", "in: line.png", "hint: "]);
     edit(path, &["-i", "a.png", "--mask", "black.png", "--mask-padding", "4"])
         .fails(1, &["the mask is black", "in: black.png", "hint: "]);
-    edit(path, &["-i", "a.png", "--extend", "0,0,99999,0"]).fails(1, &["100069x64", "in: a.png", "hint: "]);
+    edit(path, &["-i", "a.png", "--extend", "0,0,99999,0"]).fails(2, &["100069x64", "in: --extend", "hint: "]);
 }
 
 #[test]

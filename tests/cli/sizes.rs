@@ -51,7 +51,7 @@ fn a_size_resizes_the_input_and_the_recipe_keeps_it() {
         assert!(bytes("a.png") == bytes("b.png"), "{flags:?}");
     }
     edit(&folder, &["--full-size", "-o", "a.png"]).fails(2, &["--full-size", "--strength"]);
-    edit(&folder, &["--strength", "1", "--size", "20000", "-o", "a.png"]).fails(1, &["16384"]);
+    edit(&folder, &["--strength", "1", "--size", "20000", "-o", "a.png"]).fails(2, &["16384", "in: --size"]);
 }
 
 #[test]

@@ -93,6 +93,8 @@ fn a_background_that_cannot_be_removed_is_an_error() {
     heart(folder, &["--transparent", "-o", "a.jpg"]).fails(2, &["JPEG has no transparency", "--transparent", ".webp"]);
     heart(folder, &["--transparent", "--no-recipe", "-o", "a.jpg"]).fails(2, &["JPEG has no transparency"]);
     heart(folder, &["--transparent=alpha", "-o", "a.png"]).fails(2, &["--transparent", "edit or key"]);
+    let small = ["a red heart", "--size", "48", "--transparent", "-o", "a.png", "--device", "cpu"];
+    run(folder, &small).fails(2, &["48x48, expected sides of at least 64", "in: --transparent", "`key`"]);
     heart(folder, &["-s", "1", "-o", "heart.png"]).succeeds();
     let strength = ["--strength", "0.5", "-i", "heart.png", "-o", "a.png"];
     heart(folder, &[&["--transparent"], &strength[..]].concat()).fails(2, &["--strength", "--transparent", "`key`"]);

@@ -67,7 +67,7 @@ fn images_of_a_folder_go_to_a_folder() {
         (&["in", "-o", "in", "--by", "2"], "is one of the images"),
         (&["in/1.png", "-o", "out/1.png", "--by", "2", "--no-clobber"], "exists"),
         (&["in/1.png"], "no upscaler and no size"),
-        (&["in/1.png", "--by", "0.01"], "expected at most"),
+        (&["in/1.png", "--by", "0.01"], "expected at least one pixel\n  in: in/1.png\n  hint: choose a larger"),
         (&["in/1.png", "--upscaler", "none.pth"], "none.pth"),
         (&["in/1.png", "--upscaler", "in/1.png"], "a PNG image"),
     ] {

@@ -120,7 +120,7 @@ fn any_name_of_a_model_is_the_default_one() {
 
 #[test]
 fn what_cannot_be_honoured_is_named() {
-    let serving = Serving::start(&["--max-pixels", "16384"]);
+    let serving = Serving::start(&["--max-pixels", "40960"]);
     let wrong = |more: serde_json::Value| serving.post("/v1/images/generations", &with(small("x"), more)).error();
     for (more, code, param) in [
         (json!({"what": 1}), "unknown_parameter", "what"),
@@ -141,6 +141,7 @@ fn what_cannot_be_honoured_is_named() {
         (json!({"loras": [{"name": "none"}]}), "invalid_value", "loras"),
         (json!({"background": "clear"}), "invalid_value", "background"),
         (json!({"background": "transparent", "output_format": "jpeg"}), "unsupported_value", "output_format"),
+        (json!({"background": "transparent", "size": "640x64"}), "invalid_value", "transparent"),
     ] {
         assert_eq!(wrong(more.clone()), (400, code.to_string(), param.to_string()), "{more}");
     }
@@ -271,11 +272,18 @@ fn edits_take_images_and_masks() {
     let reply = edit(&[("image", Some("a.png"), &red), ("mask", Some("m.png"), &png(32, 48, [255; 3]))]);
     assert!(reply.status == 200 && reply.json()["flux"]["notes"].to_string().contains("32x48"), "{}", reply.json());
 
+    let (image, black) = (("image", Some("a.png"), &red[..]), png(64, 64, [0; 3]));
+    let sides = |right: usize| json!({"left": 0, "top": 0, "right": right, "bottom": 0}).to_string();
     for (files, code, param) in [
         (vec![], "missing_required_parameter", "image"),
         (vec![("image", Some("a.png"), &b"no image"[..])], "invalid_image", "image"),
         (vec![("image", Some("a.png"), &red[..red.len() - 30])], "invalid_image", "image"),
         (vec![("picture", Some("a.png"), &red)], "unknown_parameter", "picture"),
+        (vec![image, ("mask", Some("m.png"), &black), ("mask_padding", None, b"8")], "invalid_image", "mask"),
+        (vec![image, ("extend", None, sides(0).as_bytes())], "invalid_value", "extend"),
+        (vec![image, ("extend", None, sides(16384).as_bytes())], "invalid_value", "extend"),
+        (vec![image, ("extend", None, sides(usize::MAX).as_bytes())], "invalid_value", "extend"),
+        (vec![image, ("strength", None, b"1"), ("resize", None, b"99999")], "invalid_value", "size"),
     ] {
         assert_eq!(edit(&files).error(), (400, code.to_string(), param.to_string()));
     }

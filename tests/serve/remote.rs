@@ -76,7 +76,10 @@ fn what_a_server_refuses_or_cannot_do_is_told() {
     run(&["--server", &url, "--size", "128"]).fails(2, &["4096 pixels", &url]);
     run(&["--server", &url, "--lora", "none"]).fails(2, &["none"]);
     run(&["--server", "localhost"]).fails(2, &["not a valid address", "http://"]);
-    run(&["--server", &url, "--timings"]).fails(2, &["--timings", "server"]);
+    for flag in ["--timings", "--precision=bf16", "--attention=bf16", "--vae=x", "--text-encoder=x", "--variant=base"] {
+        let name = flag.split('=').next().unwrap_or_default();
+        run(&["--server", &url, flag]).fails(2, &[&format!("`{name}` cannot be used with a server")]);
+    }
     run(&["--server", "http://127.0.0.1:9", "--size", "64"]).fails(1, &["does not answer", "flux serve"]);
     assert!(crate::program::names(folder.path()).is_empty(), "nothing is left");
 }

@@ -140,7 +140,7 @@ fn bad_requests_are_refused_with_a_reason() {
         (json!({"upscaler": NAME, "by": 3.5}), "the upscaler makes 19440 pixels of the image of 20x12"),
         (json!({"size": "9000000x9000000"}), "WIDTHxHEIGHT"),
         (json!({"by": 2, "size": "8x8"}), "not both"),
-        (json!({"by": 0.01}), "would be 0x0"),
+        (json!({"by": 0.01}), "would be 0x0, expected at least one pixel; choose a larger factor"),
         (json!({"by": 2, "prompt": "x"}), "unknown_parameter"),
         (json!({"by": 2, "n": 2}), "unknown_parameter"),
         (json!({}), "the size is missing"),

@@ -295,6 +295,12 @@ impl Error {
         self.at(format!("{field:#}"))
     }
 
+    /// Replaces the wrong field, and the place by it.
+    pub fn for_field_instead(mut self, field: Field) -> Self {
+        (self.0.field, self.0.place) = (None, None);
+        self.for_field(field)
+    }
+
     /// Prefixes the fact with the device, for errors on one of several devices.
     pub fn on(mut self, device: &str) -> Self {
         self.0.what.insert_str(0, &format!("{device}: "));

@@ -78,6 +78,12 @@ impl Plan {
         // Plans depend on sizes alone.
         let blank = Arc::new(Rgb { width, height, bytes: vec![0; 3 * width * height] });
         let edit = request.second_pass(blank, info).map(|second| Self::single(&second, info, count)).transpose();
+        // The first pass has no such error, so the cause is the second one's own value.
+        let edit = edit.map_err(|e| match e.field() {
+            Some(Field::Steps | Field::Width | Field::Height) => e.for_field_instead(Field::Hires),
+            Some(Field::Prompt) if hires.prompt.is_some() => e.for_field_instead(Field::Hires),
+            _ => e,
+        });
         let edit = edit.map_err(|e| e.prefixed("second pass"))?;
         match &edit {
             Some(edit) => {
@@ -146,6 +152,7 @@ mod tests {
         for steps in [0, 100_000] {
             let error = Plan::new(&request(Hires { steps: Some(steps), ..by(2.0) }), &info).unwrap_err();
             assert!(error.to_string().contains("second pass: steps is"), "{error}");
+            assert_eq!(error.field(), Some(Field::Hires));
         }
     }
 }

@@ -61,6 +61,8 @@ fn flags(made: &ImageRecipe) -> Vec<Flag> {
     let hires = recipe.hires.as_ref();
     let set = |is_set: bool| is_set.then(String::new);
     let ModelRecipe { paths, kv, quantize, precision, attention, .. } = model;
+    // The built-in model's own precision is the default one on every device.
+    let precision = (*precision != PrecisionChoice::Auto || paths.model.is_some()).then(|| precision.recorded());
     let sides = |Sides { left, top, right, bottom }: Sides| format!("{left},{top},{right},{bottom}");
     let prompt = recipe.embeddings.is_none().then(|| recipe.full_prompt().into_owned());
     // An edited image has the input's size, unless the input is scaled.
@@ -80,7 +82,7 @@ fn flags(made: &ImageRecipe) -> Vec<Flag> {
         ("--tokenizer", path(&paths.tokenizer)),
         ("--variant", paths.variant.map(variant)),
         ("--quantize", quantize.clone()),
-        ("--precision", (*precision != PrecisionChoice::Auto).then(|| precision.name().to_string())),
+        ("--precision", precision.map(|precision| precision.name().to_string())),
         ("--attention", (!attention.is_auto()).then(|| attention.name().to_string())),
         ("--size", size),
         ("-W", width),
@@ -278,5 +280,12 @@ mod tests {
         };
         let line = command_line(&made(Recipe::new("x", 1), model)).join(" ");
         assert_eq!(line, "flux -p x -d a b --variant base --quantize fp8 --precision bf16 --attention fp8 -S 1 --kv");
+        // A recipe has no precision if it was that of the model, which the default may not be on this device.
+        let line = |model: Option<PathBuf>| {
+            let model = ModelRecipe { paths: ModelPaths { model, ..ModelPaths::default() }, ..ModelRecipe::default() };
+            command_line(&made(Recipe::new("x", 1), model)).join(" ")
+        };
+        assert_eq!(line(Some("4b".into())), "flux -p x -d 4b --precision native -S 1");
+        assert_eq!(line(None), "flux -p x -S 1");
     }
 }

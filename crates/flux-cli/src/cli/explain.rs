@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use flux::Error;
+use flux::error::KEYS;
 
 /// Minimum similarity of a suggested word, from 0 to 1.
 const MIN_SIMILARITY: f64 = 0.6;
@@ -77,8 +78,11 @@ impl Facts<'_> {
                 format!("`{flag} {value}`: expected one of {}", self.texts(ContextKind::ValidValue).join(", "))
             }
             ErrorKind::ValueValidation => {
-                let reason = self.error.source().map(|source| format!(": {source}")).unwrap_or_default();
-                format!("`{flag} {value}`{reason}")
+                let reason = self.error.source().map(|source| match source.downcast_ref::<Error>() {
+                    Some(error) => format!(": {}", error.what()),
+                    None => format!(": {source}"),
+                });
+                format!("`{flag} {value}`{}", reason.unwrap_or_default())
             }
             ErrorKind::UnknownArgument if !argument.starts_with('-') => {
                 format!("unexpected argument `{argument}`")
@@ -131,8 +135,14 @@ impl Facts<'_> {
             ErrorKind::ArgumentConflict => Some("leave one of them out".to_string()),
             ErrorKind::MissingRequiredArgument | ErrorKind::UnknownArgument => {
                 let usage = self.text(ContextKind::Usage)?;
-                let usage = usage.trim_start_matches("Usage:").split_whitespace().collect::<Vec<_>>().join(" ");
-                Some(format!("`{usage}`"))
+                // Several lines are the forms of all uses, which say nothing about this one.
+                let usage =
+                    Some(usage.trim_start_matches("Usage:").trim()).filter(|usage| usage.lines().count() == 1)?;
+                Some(format!("`{}`", usage.split_whitespace().collect::<Vec<_>>().join(" ")))
+            }
+            ErrorKind::ValueValidation => {
+                let error = self.error.source()?.downcast_ref::<Error>()?;
+                error.json(KEYS)["hint"].as_str().map(String::from)
             }
             _ => None,
         }
@@ -174,6 +184,10 @@ mod tests {
             ("flux a --size 64 -W 64", &["`--size` cannot be used with `-W`", "leave one of them out"]),
             ("flux a --steps 2 --steps 3", &["`--steps` was passed twice"]),
             ("flux convert a b c", &["unexpected argument `c`"]),
+            ("flux a --schedule sigmas:2", &["`--schedule sigmas:2`: a noise level is 2, ", "hint: write them as in"]),
+            ("flux a --rng x", &["`--rng x`: `x` is not a noise generator", "hint: use torch or portable"]),
+            ("flux a --zzzzz", &["unknown flag `--zzzzz`", "hint: `flux --help` lists all flags"]),
+            ("flux a --sign-cert b", &["`--sign-key <FILE>` is missing", "hint: `flux --help`"]),
         ] {
             let error = refused(line);
             assert!(words.iter().all(|word| error.contains(word)), "{line}: {error}");

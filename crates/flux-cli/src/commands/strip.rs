@@ -7,24 +7,29 @@ use flux::metadata::{Stripped, strip};
 use flux::output::{Encoding, ImageFormat, Target};
 use flux::{Error, Result, input};
 
-use crate::cli::Strip;
+use crate::cli::{Strip, flag};
 use flux_runtime::progress::say;
 
-/// Strips each image, and prints what was removed.
+/// Strips each image, and prints what was removed. An image that cannot be stripped leaves no prompt in the others.
 pub fn run(args: &Strip) -> Result<()> {
     args.check()?;
-    for image in &args.images {
-        let file = input::read_file(image).map_err(|e| e.at_path(image))?;
-        let Stripped { file: stripped, removed } = strip(&file, args.all).map_err(|e| e.at_path(image))?;
-        let output = args.output.as_deref().unwrap_or(image);
-        if args.output.is_some() || stripped != file {
-            let format = ImageFormat::from_magic(&file).ok_or_else(|| Error::new("unknown format").at_path(image))?;
-            target(output, format)?.write_bytes(&stripped)?;
-        }
-        if !args.quiet {
-            let removed = if removed.is_empty() { "nothing".to_string() } else { removed.join(", ") };
-            say(&escaped(&format!("{}: removed {removed}", output.display())));
-        }
+    let mut errors: Vec<_> = args.images.iter().filter_map(|image| strip_image(args, image).err()).collect();
+    let last = errors.pop();
+    errors.iter().for_each(|error| say(&format!("error: {}", error.shown_with(flag))));
+    last.map_or(Ok(()), Err)
+}
+
+fn strip_image(args: &Strip, image: &Path) -> Result<()> {
+    let file = input::read_file(image).map_err(|e| e.at_path(image))?;
+    let Stripped { file: stripped, removed } = strip(&file, args.all).map_err(|e| e.at_path(image))?;
+    let output = args.output.as_deref().unwrap_or(image);
+    if args.output.is_some() || stripped != file {
+        let format = ImageFormat::from_magic(&file).ok_or_else(|| Error::new("unknown format").at_path(image))?;
+        target(output, format)?.write_bytes(&stripped)?;
+    }
+    if !args.quiet {
+        let removed = if removed.is_empty() { "nothing".to_string() } else { removed.join(", ") };
+        say(&escaped(&format!("{}: removed {removed}", output.display())));
     }
     Ok(())
 }

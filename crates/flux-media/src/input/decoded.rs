@@ -3,7 +3,7 @@
 use image::metadata::Orientation;
 
 use crate::rgb::Rgb;
-use flux_base::error::{Error, Result};
+use flux_base::error::{Error, Field, Result};
 use flux_base::memory;
 
 /// Maximum side of an input image, in pixels.
@@ -43,13 +43,28 @@ pub(super) struct Form {
 
 /// Errors if images of this size are not supported.
 pub(super) fn expect_size(width: usize, height: usize) -> Result<()> {
-    let what = match (width, height) {
-        (0, _) | (_, 0) => "at least one pixel",
-        _ if width.max(height) > MAX_SIDE => "at most 16384x16384",
-        _ if width * height > MAX_PIXELS => "at most 134217728 pixels, such as 16384x8192",
-        _ => return Ok(()),
-    };
-    Err(Error::new(format!("the image is {width}x{height}, expected {what}")).hint("scale it with another program"))
+    limit(width, height).map_or(Ok(()), |expected| {
+        let what = format!("the image is {width}x{height}, expected {expected}");
+        Err(Error::new(what).hint("scale it with another program"))
+    })
+}
+
+/// Errors if a field requests an image of a size that is not supported.
+pub(super) fn expect_requested_size([width, height]: [usize; 2], field: Field) -> Result<()> {
+    limit(width, height).map_or(Ok(()), |expected| {
+        let what = format!("the image would be {width}x{height}, expected {expected}");
+        Err(Error::usage(what).for_field(field).hint("request fewer pixels"))
+    })
+}
+
+/// Returns the limit that an image of this size exceeds.
+fn limit(width: usize, height: usize) -> Option<&'static str> {
+    match (width, height) {
+        (0, _) | (_, 0) => Some("at least one pixel"),
+        _ if width.max(height) > MAX_SIDE => Some("at most 16384x16384"),
+        _ if width * height > MAX_PIXELS => Some("at most 134217728 pixels, such as 16384x8192"),
+        _ => None,
+    }
 }
 
 /// Allocates zeros for the samples of an image.

@@ -4,14 +4,14 @@
 //! most a megapixel, and its encoder and decoder change every pixel a little. So its result is scaled to the size of
 //! the original region, and only the masked area is taken from it.
 
-use super::decoded::expect_size;
+use super::decoded::expect_requested_size;
 use super::extend::{Sides, bordered, extended};
 use super::feather::feathered;
 use super::mask::{Grey, Mask};
 use super::region::Region;
 use super::size::{cut, editing_size, is_reduced, resized, stretched};
 use crate::rgb::Rgb;
-use flux_base::error::{Error, Result};
+use flux_base::error::{Error, Field, Result};
 use flux_base::memory;
 
 /// An edit of an input image.
@@ -100,9 +100,11 @@ impl Edit {
     pub fn extended(original: &Rgb, sides: Sides, mask: Option<&Mask>) -> Result<Self> {
         let kept = sides.grown([original.width, original.height]);
         if kept == [original.width, original.height] {
-            return Err(Error::usage("the image is not extended, all sides are 0").hint("extend at least one side"));
+            return Err(Error::usage("the image is not extended, all sides are 0")
+                .for_field(Field::Extend)
+                .hint("extend at least one side"));
         }
-        expect_size(kept[0], kept[1])?;
+        expect_requested_size(kept, Field::Extend)?;
         // Red, green, blue and the mask of the canvas, each in two sizes.
         let reserved = memory::reserve(8 * kept[0] * kept[1])?;
         let (canvas, mask) = extended(original, sides, mask);
@@ -343,7 +345,7 @@ mod tests {
         assert!(refused(Sides::default()).contains("all sides are 0"));
         for left in [16384, usize::MAX] {
             let error = refused(Sides { left, ..Sides::default() });
-            assert!(error.contains("x32, expected at most 16384x16384") && error.contains("hint: "), "{error}");
+            assert!(error.contains("x32, expected at most 16384x16384\n  in: extend\n  hint: "), "{error}");
         }
     }
 

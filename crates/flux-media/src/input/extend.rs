@@ -12,7 +12,7 @@ const OVERLAP: usize = 16;
 
 /// The pixels by which an image grows at each side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object with left, top, right and bottom")]
 pub struct Sides {
     /// Columns added on the left.
     pub left: usize,

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::decoded::expect_size;
+use super::decoded::expect_requested_size;
 use super::region::Region;
 use flux_base::error::{Error, Field, Result};
 
@@ -44,7 +44,7 @@ impl Resize {
             Self::Sides([None, Some(height)]) => by_side(1, height),
             Self::Sides([None, None]) => size,
         };
-        expect_size(new[0], new[1]).map_err(|e| e.for_field(Field::Size))?;
+        expect_requested_size(new, Field::Size)?;
         if new[0] * new[1] > MAX_PIXELS.max(width * height) {
             let [new_width, new_height] = new;
             let what = format!("the input of {width}x{height} would grow to {new_width}x{new_height}");
@@ -97,10 +97,10 @@ impl fmt::Display for Resize {
 }
 
 impl TryFrom<String> for Resize {
-    type Error = Error;
+    type Error = String;
 
-    fn try_from(text: String) -> Result<Self> {
-        text.parse().map_err(|why: String| Error::usage(why).for_field(Field::Size))
+    fn try_from(text: String) -> std::result::Result<Self, String> {
+        text.parse()
     }
 }
 
@@ -113,6 +113,7 @@ impl From<Resize> for String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flux_base::error::ErrorKind;
 
     #[test]
     fn sizes_keep_the_proportions_unless_both_sides_are_given() {
@@ -122,11 +123,14 @@ mod tests {
         assert_eq!((of("300x", [4000, 3000]), of("x300", [4000, 3000])), ([300, 225], [400, 300]));
         assert_eq!(of("300x300", [4000, 3000]), [300, 300]);
         for (text, size) in [("99999", [1, 1]), ("16000x2000", [400, 300])] {
-            assert!(text.parse::<Resize>().unwrap().output_size(size).is_err(), "{text}");
+            let error = text.parse::<Resize>().unwrap().output_size(size).unwrap_err();
+            assert_eq!((error.kind(), error.field()), (ErrorKind::Usage, Some(Field::Size)), "{text}: {error}");
         }
         assert_eq!(of("6000", [8000, 4000]), [6000, 3000], "smaller");
         for bad in ["", "x", "0", "0x5", "a", "5x5x5", "-5", "99999999999999999999"] {
-            assert!(bad.parse::<Resize>().is_err(), "{bad}");
+            let error = serde_json::from_value::<Resize>(bad.into()).unwrap_err().to_string();
+            assert_eq!(error, bad.parse::<Resize>().unwrap_err());
+            assert!(error.lines().count() == 1, "{error}");
         }
         for text in ["512", "768x512", "768x", "x512"] {
             let resize: Resize = text.parse().unwrap();

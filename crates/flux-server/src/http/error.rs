@@ -180,7 +180,10 @@ impl From<&flux::Error> for ApiError {
             return Self::no_memory(message);
         }
         match (error.kind(), error.field()) {
-            (ErrorKind::Usage, Some(field)) => Self::value(field_name(field, Form::Full), message + &hint),
+            // A background that cannot be removed is not the server's fault, and clients need not retry.
+            (ErrorKind::Usage, Some(field)) | (ErrorKind::Failure, Some(field @ Field::Transparent)) => {
+                Self::value(field_name(field, Form::Full), message + &hint)
+            }
             (ErrorKind::Usage, None) => Self::bad("invalid_value", message + &hint),
             (ErrorKind::Cancelled, _) => cancelled(),
             _ => Self::internal(message),
@@ -211,6 +214,8 @@ pub fn field_name(field: Field, _: Form) -> &'static str {
         Field::Width | Field::Height | Field::Size => "size",
         Field::Inputs => "image",
         Field::Adapters => "loras",
+        // Clients cannot name a folder of the server.
+        Field::Wildcards => "flux serve --wildcards",
         other => other.key(),
     }
 }
@@ -264,6 +269,11 @@ mod tests {
             (StatusCode::BAD_REQUEST, "invalid_value", Some("image"))
         );
         assert_eq!(told.message, "the mask has another size; scale it");
+        let hint = format!("name it with `{:#}`", Field::Wildcards);
+        let told = ApiError::from(flux::Error::usage("there is no folder").hint(hint));
+        assert_eq!(told.message, "there is no folder; name it with `flux serve --wildcards`");
+        let told = ApiError::from(flux::Error::new("it is all background").for_field(Field::Transparent));
+        assert_eq!((told.code, told.param.as_deref()), ("invalid_value", Some("transparent")));
         let told = ApiError::from(flux::Error::new("cannot read the file").at("/secret"));
         assert_eq!(told.json()["error"]["type"], "server_error");
         assert!(!told.json().to_string().contains("secret"));

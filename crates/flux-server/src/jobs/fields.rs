@@ -4,9 +4,10 @@
 //! Numbers and flags may be texts, as in forms.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::RangeInclusive;
 
-use serde::de::DeserializeOwned;
+use serde::de::{Deserialize, DeserializeOwned, Deserializer, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
 use crate::http::error::{ApiError, MAX_ERRORS, Result, shown};
@@ -39,9 +40,9 @@ struct Given {
 impl Fields {
     /// Parses a JSON body.
     ///
-    /// Errors if the body is not a JSON object.
+    /// Errors if the body is not a JSON object, or a field appears twice.
     pub fn from_json(body: &[u8]) -> Result<Self> {
-        let values: Map<String, Value> = serde_json::from_slice(body).map_err(|e| {
+        let Members { values, repeated } = serde_json::from_slice(body).map_err(|e| {
             let what = if e.is_data() {
                 "the body is not a JSON object".to_string()
             } else {
@@ -49,7 +50,7 @@ impl Fields {
             };
             ApiError::bad("invalid_json", what)
         })?;
-        Ok(Self::from_object(values))
+        repeated.map_or_else(|| Ok(Self::from_object(values)), |name| Err(occurs_twice(name)))
     }
 
     /// Creates the fields from a JSON object.
@@ -77,7 +78,7 @@ impl Fields {
                 None => values.insert(name.clone(), Value::String(text)).is_none(),
             };
             if !is_new {
-                return Err(ApiError::value(name.clone(), format!("the field `{}` occurs twice", shown(&name))));
+                return Err(occurs_twice(name));
             }
         }
         Ok(Self::from_object(values.into_iter().collect()))
@@ -247,6 +248,41 @@ impl Fields {
     }
 }
 
+/// The members of a JSON object.
+struct Members {
+    values: Map<String, Value>,
+    /// A name that appears twice. A map would silently keep one of the values.
+    repeated: Option<String>,
+}
+
+impl<'de> Deserialize<'de> for Members {
+    fn deserialize<D: Deserializer<'de>>(body: D) -> std::result::Result<Self, D::Error> {
+        struct Reader;
+
+        impl<'de> Visitor<'de> for Reader {
+            type Value = Members;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Members, A::Error> {
+                let mut members = Members { values: Map::new(), repeated: None };
+                while let Some((name, value)) = map.next_entry::<String, Value>()? {
+                    if members.values.contains_key(&name) {
+                        members.repeated = Some(name);
+                    } else {
+                        members.values.insert(name, value);
+                    }
+                }
+                Ok(members)
+            }
+        }
+
+        body.deserialize_map(Reader)
+    }
+}
+
 /// All errors of a request, in the order in which its fields were read.
 #[derive(Debug, Default)]
 pub struct Faults(Vec<ApiError>);
@@ -338,6 +374,12 @@ fn add_to_list(
     true
 }
 
+/// Returns the error of a field with two values.
+fn occurs_twice(name: String) -> ApiError {
+    let message = format!("the field `{}` occurs twice", shown(&name));
+    ApiError::value(name, message)
+}
+
 /// Returns the error of a missing field.
 pub fn missing(name: &'static str) -> ApiError {
     ApiError::bad("missing_required_parameter", format!("the field `{name}` is missing")).with_param(name)
@@ -420,6 +462,8 @@ mod tests {
         for wrong in ["", "[]", "1", "{", "{\"a\":1}x", "\u{0}"] {
             assert_eq!(Fields::from_json(wrong.as_bytes()).unwrap_err().code, "invalid_json", "{wrong:?}");
         }
+        let twice = Fields::from_json(br#"{"seed": 1, "prompt": "x", "seed": 2}"#).unwrap_err();
+        assert_eq!(code(twice), ("invalid_value", "seed".to_string()));
         assert_eq!(form(&[("a", "1"), ("a", "2")]).unwrap_err().code, "invalid_value");
     }
 

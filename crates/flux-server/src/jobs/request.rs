@@ -18,6 +18,8 @@ use flux::output::ImageFormat;
 use flux::pipeline::{Latents, Transparency};
 use flux::stage::CancelFlag;
 use serde::Deserialize;
+use serde::de::{Deserializer, Error as _};
+use serde_json::Value;
 
 use crate::http::error::{ApiError, Result, shown};
 use crate::jobs::admission::{Estimate, Preparation};
@@ -132,7 +134,7 @@ pub struct Answer {
 pub struct Lora {
     #[serde(alias = "path", alias = "lora_name", alias = "id")]
     pub name: String,
-    #[serde(default = "as_it_was_made", alias = "strength", alias = "scale")]
+    #[serde(default = "as_it_was_made", alias = "strength", alias = "scale", deserialize_with = "number")]
     pub weight: f32,
     /// Factors of the weight by blocks of the transformer.
     #[serde(default)]
@@ -148,6 +150,13 @@ impl From<&AdapterFile> for Lora {
 
 fn as_it_was_made() -> f32 {
     1.0
+}
+
+/// Reads a number, or a text that contains one.
+fn number<'de, D: Deserializer<'de>>(value: D) -> std::result::Result<f32, D::Error> {
+    let value = Value::deserialize(value)?;
+    let number = value.as_str().map_or_else(|| f32::deserialize(&value).ok(), |text| text.trim().parse().ok());
+    number.ok_or_else(|| D::Error::custom(format!("`{value}` is not a number")))
 }
 
 /// A file of a form.

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use flux::engine::expand::{Expanded, Expander};
 use flux::engine::{AdapterFile, EmbeddedFiles, Engine, InputSource, Inputs, Job, Recipe};
-use flux::error::{ErrorKind, Field, KEYS, named};
+use flux::error::{ErrorKind, Field, Form, KEYS, named};
 use flux::files::adapter::AdapterUse;
 use flux::input;
 use flux::pipeline::{Change, Plan, Request};
 use flux::stage::CancelFlag;
 use flux::upscaler::UpscalerFile;
 
-use crate::http::error::{ApiError, Result};
+use crate::http::error::{ApiError, Result, field_name};
 use crate::jobs::models::Models;
 use crate::jobs::record::{JobRecord, Planned};
 use crate::jobs::request::{Asked, Feedback, Lora};
@@ -164,7 +164,7 @@ pub fn pixels(job: &Job, record: &JobRecord) -> f64 {
 /// Converts an error of reading an image. Images are part of the request, so the error is the client's.
 fn unreadable(error: &flux::Error) -> ApiError {
     match error.kind() {
-        ErrorKind::Failure => ApiError::image(error, "image"),
+        ErrorKind::Failure => ApiError::image(error, field_name(error.field().unwrap_or(Field::Inputs), Form::Full)),
         _ => ApiError::from(error),
     }
 }

@@ -296,8 +296,17 @@ pub fn varied(base: &Recipe, values: &[(&str, &str)]) -> Result<Recipe> {
 /// Returns a recipe with the fields of a row in place of its own.
 fn over(base: Recipe, row: Map<String, Value>) -> Result<Recipe> {
     let cannot = |e: serde_json::Error| Error::usage(format!("cannot read the line: {e}"));
+    let read = |row: Map<String, Value>| serde_json::from_value::<Recipe>(Value::Object(row));
     // Parsed on its own first, so that an alias in the row replaces the default's field instead of duplicating it.
-    let alone: Recipe = serde_json::from_value(Value::Object(row.clone())).map_err(cannot)?;
+    let alone = read(row.clone()).map_err(|e| {
+        // The error of a value does not name its field.
+        let is_wrong =
+            |(field, value): &(&String, &Value)| read(Map::from_iter([((*field).clone(), (*value).clone())])).is_err();
+        match row.iter().find(is_wrong) {
+            Some((field, _)) => Error::usage(format!("cannot read the line: `{field}`: {e}")),
+            None => cannot(e),
+        }
+    })?;
     let alone = serde_json::to_value(alone).map_err(cannot)?;
     let mut all = serde_json::to_value(base).map_err(cannot)?;
     if let (Some(all), Value::Object(alone)) = (all.as_object_mut(), alone) {
@@ -402,6 +411,20 @@ LONG
             (13, "not a JSON object"),
         ] {
             assert!(error(&lines[line]).contains(words), "{}", error(&lines[line]));
+        }
+    }
+
+    #[test]
+    fn the_error_of_a_value_names_its_field_in_plain_words() {
+        for (value, words) in [
+            (r#""extend": "1,2""#, "`extend`: invalid type: string \"1,2\", expected an object with left, top, right"),
+            (r#""adapters": ["x"]"#, "`adapters`: invalid type: string \"x\", expected an object with file and"),
+            (r#""controls": [1]"#, "`controls`: invalid type: integer `1`, expected an object with kind and input"),
+            (r#""schedule": "sigmas:2""#, "`schedule`: a noise level is 2"),
+            (r#""resize": "x""#, "`resize`: expected the longer side or WIDTHxHEIGHT"),
+        ] {
+            let told = error(&read_text(&format!(r#"{{"prompt": "a", {value}}}"#), BatchFormat::Jsonl)[0]);
+            assert!(told.contains(words) && told.lines().count() == 1, "{told}");
         }
     }
 

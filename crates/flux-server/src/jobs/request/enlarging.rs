@@ -80,7 +80,7 @@ fn size_of(text: &str) -> Result<[usize; 2]> {
 
 /// The value of [`FIELD`].
 #[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object with upscaler, by or size")]
 struct Wanted {
     upscaler: Option<String>,
     by: Option<f64>,

@@ -2,6 +2,7 @@
 
 use flux::engine::regions::TextRegion;
 use flux::engine::{AdapterFile, Recipe};
+use flux::input::Sides;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -33,12 +34,12 @@ const OWN: [(&str, ReadOwn); 17] = [
     ("variety", |recipe, field| recipe.variety = field.value()),
     ("schedule", |recipe, field| recipe.schedule = field.value().unwrap_or_default()),
     ("rng", |recipe, field| recipe.rng = field.value().unwrap_or_default()),
-    ("max_sequence_length", |recipe, field| recipe.max_sequence_length = field.value()),
+    ("max_sequence_length", |recipe, field| recipe.max_sequence_length = field.whole(u64::MAX)),
     ("transparent", |recipe, field| recipe.transparent = field.value().unwrap_or_default()),
     ("resize", |recipe, field| recipe.resize = field.value()),
-    ("extend", |recipe, field| recipe.extend = field.value()),
-    ("tile", |recipe, field| recipe.tile = field.pixels()),
-    ("tile_overlap", |recipe, field| recipe.tile_overlap = field.pixels()),
+    ("extend", |recipe, field| recipe.extend = field.sides()),
+    ("tile", |recipe, field| recipe.tile = field.whole(MAX_TILE)),
+    ("tile_overlap", |recipe, field| recipe.tile_overlap = field.whole(MAX_TILE)),
 ];
 
 /// Reads a field into a recipe.
@@ -107,8 +108,19 @@ impl OwnField<'_> {
         self.faults.ok(self.fields.flag(self.name)).unwrap_or(false)
     }
 
-    fn pixels(self) -> Option<usize> {
-        self.faults.ok(self.fields.whole(self.name, 0..=MAX_TILE)).map(|pixels| pixels as usize)
+    fn whole(self, most: u64) -> Option<usize> {
+        self.faults.ok(self.fields.whole(self.name, 0..=most)).map(|number| number as usize)
+    }
+
+    /// Sides of the canvas. Each is bounded here, because the work of a larger canvas counts as that of the image.
+    fn sides(self) -> Option<Sides> {
+        let sides: Sides = self.faults.ok(self.fields.value(self.name))?;
+        let Sides { left, top, right, bottom } = sides;
+        if [left, top, right, bottom].into_iter().max() > Some(MAX_PADDING as usize) {
+            let message = format!("the sides of `{}` are at most {MAX_PADDING} pixels", self.name);
+            self.faults.add(ApiError::value(self.name, message));
+        }
+        Some(sides)
     }
 
     fn regions(self) -> Vec<TextRegion> {

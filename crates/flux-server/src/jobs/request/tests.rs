@@ -20,7 +20,8 @@ fn what_clients_send_is_read() {
         r#"{"prompt": "a cat", "model": "gpt-image-1", "n": 2, "size": "512x256", "quality": "high", "user": "u",
             "response_format": "url", "output_format": "jpeg", "output_compression": 80, "background": "auto",
             "moderation": "low", "style": "vivid", "stream": true, "partial_images": 2, "steps": 3, "seed": 5,
-            "loras": [{"name": "ink", "weight": 0.5}, {"name": "oil"}], "priority": "high", "deadline_s": 2.5}"#,
+            "loras": [{"name": "ink", "weight": 0.5}, {"name": "oil"}, {"name": "pen", "scale": "0.25"}],
+            "max_sequence_length": 16.0, "priority": "high", "deadline_s": 2.5}"#,
     )
     .unwrap();
     let Recipe { width, height, steps, seed, .. } = asked.recipe;
@@ -28,6 +29,8 @@ fn what_clients_send_is_read() {
     assert_eq!(asked.encoding, Encoding { format: ImageFormat::Jpeg, quality: Some(80) });
     assert_eq!((asked.count, asked.previews, asked.priority), (2, Previews::AtMost(2), Priority::High));
     assert_eq!(asked.adapters[1], Lora::from(&AdapterFile::new("oil", 1.0)));
+    assert_eq!(asked.adapters[2], Lora::from(&AdapterFile::new("pen", 0.25)));
+    assert_eq!(asked.recipe.max_sequence_length, Some(16));
     assert!(asked.answer.as_url && asked.answer.stream && asked.notes.is_empty());
     let asked = read(r#"{"prompt": "x", "size": "auto", "n": null, "output_compression": 50}"#).unwrap();
     assert_eq!((asked.count, asked.recipe.seed, asked.recipe.width), (1, 7, None));
@@ -83,6 +86,7 @@ fn what_cannot_be_honoured_is_named() {
         (x(r#""quality": 80"#), "invalid_type", "quality"),
         (x(r#""recipe": {"prompt": "x"}"#), "invalid_type", "recipe"),
         (x(r#""extend": {"left": 16}"#), "invalid_value", "extend"),
+        (x(r#""extend": {"left": 0, "top": 0, "right": 16385, "bottom": 0}"#), "invalid_value", "extend"),
         (x(r#""feather": -1"#), "invalid_value", "feather"),
         (x(r#""lora": 3"#), "invalid_value", "lora"),
         (x(r#""output_format": "gif""#), "unsupported_value", "output_format"),
