@@ -68,21 +68,8 @@ fn a_number_that_is_none_is_told_what_is_expected() {
     let folder = folder();
     let run = |args: &[&str]| Run::new(flux().current_dir(&folder).args(args));
     let numbers = [
-        "--width",
-        "--height",
-        "--size",
-        "--steps",
-        "--seed",
-        "--count",
-        "--guidance",
-        "--max-sequence-length",
-        "--strength",
-        "--mask-padding",
-        "--feather",
-        "--gpu-memory",
-        "--threads",
-        "--parallel",
-        "--extend",
+        "--width", "--height", "--size", "--steps", "--seed", "--count", "--guidance", "--max-sequence-length",
+        "--strength", "--mask-padding", "--feather", "--gpu-memory", "--threads", "--parallel", "--extend",
     ];
     for flag in numbers {
         for value in ["x", "1e999x", "", "0x10", "99999999999999999999999", "1,5"] {

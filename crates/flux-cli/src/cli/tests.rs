@@ -24,16 +24,8 @@ fn flags_of_other_programs_are_ours_where_they_mean_the_same() {
     let ours = recipe(&["-p", "x", "-S", "7", "--negative", "fog", "-g", "3", "-s", "9", "--size", "64"]);
     for theirs in [
         &[
-            "--prompt",
-            "x",
-            "--seed",
-            "7",
-            "--negative_prompt",
-            "fog",
-            "--guidance_scale",
-            "3",
-            "--num_inference_steps",
-            "9",
+            "--prompt", "x", "--seed", "7", "--negative_prompt", "fog", "--guidance_scale", "3",
+            "--num_inference_steps", "9",
         ][..],
         &["-p", "x", "-S", "7", "--negative-prompt=fog", "--cfg-scale=3", "--steps", "9"],
         &["-p", "x", "--random-seed", "7", "--neg-prompt", "fog", "--cfg_scale", "3", "--sample-steps", "9"],
