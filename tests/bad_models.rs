@@ -325,13 +325,7 @@ fn no_value_in_a_config_makes_loading_panic() {
                     let (error, end) = (error.to_string(), format!("{name}\n  hint: "));
                     // Errors for sizes that contradict the weights or another config name these.
                     let fits = [
-                        "expected",
-                        "has dtype",
-                        "is missing",
-                        "features",
-                        "do not fit",
-                        "channels",
-                        "positions",
+                        "expected", "has dtype", "is missing", "features", "do not fit", "channels", "positions",
                         "no such tensor",
                     ];
                     assert!(

@@ -96,12 +96,12 @@ fn each_random_seed_of_a_grid_is_its_own_and_a_size_may_be_a_side() {
         .map(|name| run(folder, &["info", "--json", name]).succeeds().stdout)
         .map(|json| serde_json::from_str::<serde_json::Value>(&json).unwrap()["recipe"]["seed"].as_u64().unwrap());
     assert_ne!(first, second);
-    Run::new(flux().current_dir(folder).args(["grid", "-p", "x", "-s", "1", "--device", "cpu", "-q"]).args([
-        "--vary",
-        "size=32,48x32",
-        "-o",
-        "b.png",
-    ]))
+    Run::new(
+        flux()
+            .current_dir(folder)
+            .args(["grid", "-p", "x", "-s", "1", "--device", "cpu", "-q"])
+            .args(["--vary", "size=32,48x32", "-o", "b.png"]),
+    )
     .succeeds();
     let sizes = ["b/001.png", "b/002.png"].map(|name| read(&folder.join(name)).unwrap()).map(|i| (i.width, i.height));
     assert_eq!(sizes, [(32, 32), (48, 32)]);

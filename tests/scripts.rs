@@ -44,11 +44,7 @@ fn program_that(folder: &Path, does: &str) -> PathBuf {
 #[test]
 fn every_script_explains_itself_and_refuses_what_it_does_not_know() {
     for name in [
-        "download_model.sh",
-        "generate_batch.sh",
-        "compare_cpu_gpu.sh",
-        "fuzz_signals.sh",
-        "test_server.sh",
+        "download_model.sh", "generate_batch.sh", "compare_cpu_gpu.sh", "fuzz_signals.sh", "test_server.sh",
         "test_page.sh",
     ] {
         let help = Run::new(script(name).arg("--help")).succeeds();

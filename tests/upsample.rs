@@ -155,7 +155,7 @@ fn answers_are_cleaned_and_bad_ones_are_errors() {
     let answer = |answer: Answer| ChatServer::start(move |_, _| answer.clone());
     let fails = |server: &ChatServer, words: &[&str]| drop(upsample(server, &[]).fails(1, words));
     fails(&answer(Answer::ended("a", "length")), &["cut at 3584 tokens"]);
-    fails(&answer(Answer::new(200, "", "x".repeat(2 << 20))), &["longer than 1 MiB"]);
+    fails(&answer(Answer::new(200, "", "x".repeat(2 << 20))), &["1 MiB"]);
     fails(&answer(Answer::new(200, "", "<html>")), &["not JSON"]);
     fails(&answer(Answer::new(500, "", r#"{"error": {"message": "no memory"}}"#)), &["500: no memory"]);
     fails(&answer(Answer::new(401, "", "{}")), &["401", "--upsample-key-file"]);

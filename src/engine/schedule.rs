@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
+use scopeguard::defer;
 
 use self::batch::{Active, Batches, batches};
 pub(super) use self::batch::{Batch, JobShare};
@@ -309,24 +310,16 @@ impl Scheduler {
 
     /// Waits until all devices are idle, and runs `work` before they start anything else.
     pub fn while_idle<T>(&self, work: impl FnOnce() -> T) -> T {
-        /// Lets devices start again, also after a panic.
-        struct Resume<'a>(&'a Scheduler);
-        impl Drop for Resume<'_> {
-            fn drop(&mut self) {
-                self.0.change(|state| state.paused = false);
-            }
-        }
+        // Devices may start again, also after a panic.
+        defer!(self.change(|state| state.paused = false));
         let mut state = self.state.lock();
         state.paused = true;
-        let resume = Resume(self);
         while !state.running.is_empty() {
             self.changed.wait_for(&mut state, LOOK);
             state.sweep(Instant::now());
         }
         drop(state);
-        let done = work();
-        drop(resume);
-        done
+        work()
     }
 
     /// Takes no more jobs, and waits until existing jobs are over. At `deadline`, it cancels the remaining jobs and

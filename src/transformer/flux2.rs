@@ -22,13 +22,7 @@ const VECTORS: usize = 17;
 const ROPE_THETA: f64 = 2000.0;
 /// The projections before and after attention in a double block.
 const DOUBLE_ATTENTION: [&str; 8] = [
-    "attn.to_q",
-    "attn.to_k",
-    "attn.to_v",
-    "attn.to_out.0",
-    "attn.add_q_proj",
-    "attn.add_k_proj",
-    "attn.add_v_proj",
+    "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj",
     "attn.to_add_out",
 ];
 /// Distance on the axis t between consecutive reference images, and between the image and the first reference.

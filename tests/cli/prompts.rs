@@ -108,10 +108,7 @@ fn a_prompt_that_is_too_long_is_refused_at_once() {
     let output = child.wait_with_output().expect("the program ends");
     let said = String::from_utf8(output.stderr).expect("UTF-8");
     assert!(written.is_err() && output.status.code() == Some(2), "{said}");
-    assert!(
-        said.contains("65537 bytes long or more") && said.contains("65536") && said.contains("standard input"),
-        "{said}"
-    );
+    assert!(said.contains("65537 bytes") && said.contains("65536") && said.contains("standard input"), "{said}");
     assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
     assert!(names(&folder).is_empty());
 }

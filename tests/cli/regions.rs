@@ -117,5 +117,5 @@ fn what_regions_cannot_do_is_an_error() {
     assert!(!folder.join("x.png").exists());
     draw(folder, &["--region", "wide.png:x", "-o", "wide.png"]).fails(2, &["wide.png"]);
     let run = draw(folder, &["--region", "wide.png:x", "-o", "stretched.png"]).succeeds();
-    assert!(run.stderr.contains("64x8, is stretched to the image of 64x64"), "{}", run.stderr);
+    assert!(run.stderr.contains("64x8,") && run.stderr.contains("64x64"), "{}", run.stderr);
 }

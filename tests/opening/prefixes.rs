@@ -186,7 +186,7 @@ fn a_model_in_one_file_is_that_of_the_three_files() {
         assert!(image(&whole) == *EXPECTED, "{name}");
         let found = whole.notes().iter().any(|note| note.contains("found the"));
         assert!(!found, "all of it was named: {:?}", whole.notes());
-        let left_out = whole.notes().iter().filter(|note| note.contains("such as `text_encoders.clip_l.logit_scale`"));
+        let left_out = whole.notes().iter().filter(|note| note.contains("`text_encoders.clip_l.logit_scale`"));
         assert_eq!(left_out.count(), 1, "{name}: {:?}", whole.notes());
         assert_eq!(OpenModel::open(&whole).unwrap().notes(), [""; 0], "{name}");
         let part = ModelPaths { text_encoder: Some(path.clone()), vae: Some(path.clone()), ..paths.clone() };

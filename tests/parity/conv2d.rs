@@ -257,10 +257,7 @@ fn an_unknown_kernel_is_an_error_that_names_the_known_ones() {
         return;
     }
     let (passed, text) = with_variable("conv2d::ragged_3x3_convolutions_match_the_cpu", "FLUX_CONV2D", "winograd");
-    assert!(
-        !passed && text.contains("`winograd` is not a kernel for conv2d") && text.contains("use `base` or `sm90`"),
-        "{text}"
-    );
+    assert!(!passed && text.contains("`winograd`") && text.contains("`base` or `sm90`"), "{text}");
 }
 
 #[test]

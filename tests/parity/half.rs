@@ -38,7 +38,7 @@ fn fp16_works_on_gpus_that_have_bf16() {
         assert!(passed && !text.contains("skipped"), "{test}: {text}");
     }
     let (passed, text) = with_variable("half::large_activations_stay_what_they_are", "FLUX_COMPUTE", "fp32");
-    assert!(!passed && text.contains("`fp32` is neither bf16 nor fp16"), "{text}");
+    assert!(!passed && text.contains("`fp32`"), "{text}");
 }
 
 /// Values of magnitude 2^18, as in a residual stream with massive activations, through all ops that read or add to a

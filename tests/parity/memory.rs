@@ -56,8 +56,7 @@ fn memory_over_the_cap_is_an_error_and_the_device_goes_on() {
     let cuda = Cuda::new(0, Some(64 << 20)).unwrap();
     let error = cuda.upload(&vec![0.0; 1 << 26], 1 << 13, 1 << 13).map(drop).unwrap_err().to_string();
     assert!(
-        error.contains("out of GPU memory: 128 MiB more are needed, 0 MiB of 64 MiB are in use")
-            && error.contains("`gpu_memory`"),
+        error.contains("128 MiB more") && error.contains("0 MiB of 64 MiB") && error.contains("`gpu_memory`"),
         "{error}"
     );
     let x = cuda.upload(&[1.0, 2.0], 1, 2).unwrap();

@@ -300,7 +300,7 @@ fn rgb_bytes_become_pixels_of_every_level() {
     for error in
         [cuda.upload_rgb8(&[0; 6], 1, 1).map(drop).unwrap_err(), cpu.upload_rgb8(&[0; 6], 1, 1).map(drop).unwrap_err()]
     {
-        assert!(error.to_string().contains("6 bytes are not 1 x 1 RGB pixels"), "{error}");
+        assert!(error.to_string().contains("6 bytes") && error.to_string().contains("1 x 1 "), "{error}");
     }
 }
 

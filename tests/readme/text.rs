@@ -182,16 +182,7 @@ fn every_command_of_flux_in_a_block_is_one_that_a_test_runs() {
     let mut tested: Vec<String> = pages.into_iter().flat_map(commands_of).chain(lines_of_models()).collect();
     tested.extend(super::commands());
     let pages = [
-        "quick-start",
-        "installing",
-        "recipes",
-        "batch",
-        "config",
-        "chat",
-        "prompts",
-        "privacy",
-        "serving",
-        "deploying",
+        "quick-start", "installing", "recipes", "batch", "config", "chat", "prompts", "privacy", "serving", "deploying",
     ];
     tested.extend(pages.into_iter().flat_map(|page| super::commands_in(&format!("docs/{page}.md"))));
     for document in DOCUMENTS {

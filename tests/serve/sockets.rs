@@ -130,7 +130,7 @@ fn a_socket_that_is_handed_over_is_listened_at_and_the_supervisor_hears_of_it() 
     assert!(child.wait().unwrap().success());
     let mut said = String::new();
     child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-    assert!(said.contains("the inherited socket `web`"), "{said}");
+    assert!(said.contains("`web`"), "{said}");
     assert!(!said.contains("7860"), "{said}");
     assert!(path.exists(), "the file is the supervisor's");
 }

@@ -188,16 +188,8 @@ fn convert_writes_over_no_file_of_the_model_and_over_no_other_weights() {
 fn a_hyphen_is_refused_where_it_is_no_file() {
     let folder = folder();
     for flag in [
-        "-d",
-        "--text-encoder",
-        "--vae",
-        "--tokenizer",
-        "--lora",
-        "--noise",
-        "--latents",
-        "--embeddings",
-        "--save-latents",
-        "--save-embeddings",
+        "-d", "--text-encoder", "--vae", "--tokenizer", "--lora", "--noise", "--latents", "--embeddings",
+        "--save-latents", "--save-embeddings",
     ] {
         let prompt: &[&str] = if flag == "--embeddings" { &[] } else { &["-p", "a cat"] };
         draw(&folder, &[prompt, &[flag, "-"]].concat()).fails(2, &["standard input and output"]);

@@ -10,6 +10,8 @@ use std::panic::resume_unwind;
 use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use scopeguard::defer;
+
 use crate::error::{Error, Result};
 
 /// Smaller allocations are not compared with the available memory.
@@ -71,15 +73,8 @@ pub fn expect(bytes: usize) -> Result<()> {
 /// Runs work whose allocations may fail, such as `try_reserve` and readers that use it. In such work the program's
 /// allocator returns null; elsewhere it ends the program, with an error in place of the standard library's abort.
 pub fn fallibly<T>(work: impl FnOnce() -> T) -> T {
-    struct Outer(bool);
-
-    impl Drop for Outer {
-        fn drop(&mut self) {
-            FALLIBLE.set(self.0);
-        }
-    }
-
-    let _outer = Outer(FALLIBLE.replace(true));
+    let outer = FALLIBLE.replace(true);
+    defer!(FALLIBLE.set(outer));
     work()
 }
 

@@ -80,7 +80,7 @@ pub use pages::{completions, man_pages};
 pub use prompt::text as prompt_text;
 pub use quantize::QuantizeArgs;
 #[cfg(feature = "queue")]
-pub use queue::{DeadChoice, FileFormatChoice, Queue, QueueArgs, QueueCommand, Submit, Worker};
+pub use queue::{DeadChoice, Queue, QueueArgs, QueueCommand, Submit, Worker};
 pub use recipe::RecipeArgs;
 pub use sampler::SamplerArgs;
 #[cfg(feature = "server")]
@@ -93,10 +93,11 @@ pub use source::SourceArgs;
 pub use tensors::TensorArgs;
 pub use upsample::{Upsample, UpsampleArgs, UpsampleFails};
 pub use upscale::{Upscale, UpscalerChoice};
-pub use values::{ProgressChoice, Seed, TimingsFormat, VariantChoice};
-use values::{gibibytes, whole};
+pub use values::{ProgressChoice, Seed, TimingsFormat};
+use values::{gibibytes, one_of, whole};
 
 /// The headings of `--help`.
+const VARIANTS: &[(&str, Variant)] = &[("distilled", Variant::Distilled), ("base", Variant::Base), ("kv", Variant::Kv)];
 const PROMPT: &str = "Prompt";
 const IMAGES: &str = "Input images";
 const SAMPLING: &str = "Size and sampling";
@@ -408,8 +409,8 @@ pub struct ModelArgs {
     /// Training variant of the transformer
     ///
     /// [default: from its folder, else from its name, else distilled]
-    #[arg(help_heading = MODEL, long, value_name = "KIND", value_enum, hide_short_help = true)]
-    pub variant: Option<VariantChoice>,
+    #[arg(help_heading = MODEL, long, value_name = "KIND", value_parser = one_of(VARIANTS), hide_short_help = true)]
+    pub variant: Option<Variant>,
 }
 
 impl ModelArgs {
@@ -445,14 +446,14 @@ impl ModelArgs {
             text_encoder: part(&self.text_encoder, |paths| &paths.text_encoder),
             vae: part(&self.vae, |paths| &paths.vae),
             tokenizer: part(&self.tokenizer, |paths| &paths.tokenizer),
-            variant: self.variant.map(Variant::from).or_else(|| base.and_then(|base| base.variant)),
+            variant: self.variant.or_else(|| base.and_then(|base| base.variant)),
         };
         (paths, place)
     }
 
     /// Errors if `--kv` is combined with another variant.
     pub fn check_kv(&self, kv: bool) -> Result<()> {
-        if kv && self.variant.is_some_and(|variant| variant != VariantChoice::Kv) {
+        if kv && self.variant.is_some_and(|variant| variant != Variant::Kv) {
             return Err(Error::usage("`--kv` can only be used with `--variant kv`").hint("leave one of them out"));
         }
         Ok(())

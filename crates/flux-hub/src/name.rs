@@ -84,25 +84,8 @@ mod tests {
         let file = Some("sub/a.safetensors".to_string());
         assert_eq!(parsed("someone/style:sub/a.safetensors"), Some(("someone/style".to_string(), file)));
         for none in [
-            "",
-            "5b",
-            "models",
-            "a/b/c",
-            "/a/b",
-            "./b",
-            "a/",
-            "../b",
-            "a/b.safetensors",
-            "a b/c",
-            "a/b:../c",
-            "a/b:/c",
-            "a/b:",
-            "-a/b",
-            "a/b--c",
-            "a\\b/c",
-            "a/b:c\u{1b}",
-            "a/b:c\u{202e}d",
-            "models/a",
+            "", "5b", "models", "a/b/c", "/a/b", "./b", "a/", "../b", "a/b.safetensors", "a b/c", "a/b:../c", "a/b:/c",
+            "a/b:", "-a/b", "a/b--c", "a\\b/c", "a/b:c\u{1b}", "a/b:c\u{202e}d", "models/a",
         ] {
             assert_eq!(parsed(none), None, "{none}");
         }

@@ -1,12 +1,12 @@
 //! The exchange between threads: the newest frame on its way in, and the next image on its way out. Nothing queues.
 
 use std::sync::Arc;
-use std::thread;
 use std::time::Instant;
 
 use flux::rgb::Rgb;
 use flux::{Error, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use scopeguard::guard_on_unwind;
 
 /// A received frame.
 #[derive(Debug)]
@@ -182,6 +182,12 @@ impl Flow {
         });
     }
 
+    /// Closes the flow if this thread panics before the result is dropped, because other threads would wait forever.
+    pub fn close_on_panic(self: &Arc<Self>) -> impl Sized + use<> {
+        let closed = |flow: Arc<Self>| flow.close(Some(Error::new("a thread panicked, which is a bug in flux")));
+        guard_on_unwind(Arc::clone(self), closed)
+    }
+
     /// Waits up to `within` for the end, and returns the result. `None` if the flow is still open.
     pub fn ended(&self, within: std::time::Duration) -> Option<Result<()>> {
         let mut state = self.state.lock();
@@ -190,19 +196,9 @@ impl Flow {
     }
 }
 
-/// Closes the flow if its thread panics, because other threads would wait forever.
-pub struct ClosesAtPanic(pub Arc<Flow>);
-
-impl Drop for ClosesAtPanic {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            self.0.close(Some(Error::new("a thread panicked, which is a bug in flux")));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::thread;
     use std::time::Duration;
 
     use super::*;
@@ -292,7 +288,7 @@ mod tests {
         }
         assert!(flow.ended(Duration::from_millis(5)).is_none(), "the flow is still open");
         assert!(matches!(flow.next(Some(Instant::now())), Handed::Nothing));
-        let panics = ClosesAtPanic(Arc::clone(&flow));
+        let panics = flow.close_on_panic();
         assert!(
             thread::spawn(move || {
                 let _panics = panics;

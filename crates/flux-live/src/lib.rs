@@ -28,7 +28,7 @@ use flux::rgb::Rgb;
 use flux::stage::{CancelFlag, Progress, Stage};
 use flux::{Error, Result};
 
-use self::flow::{Arrived, ClosesAtPanic, Flow, Handed, Made};
+use self::flow::{Arrived, Flow, Handed, Made};
 use self::settings::Stream;
 pub use self::settings::{Change, Setting, Settings};
 pub use self::stats::{Stats, StatsReport};
@@ -311,7 +311,7 @@ fn start(
 ) -> Result<()> {
     let (live, flow) = (Arc::clone(live), Arc::clone(flow));
     let run = move || {
-        let _closes = ClosesAtPanic(Arc::clone(&flow));
+        let _closes = flow.close_on_panic();
         match work(&live, &flow) {
             Ok(()) => end(&flow),
             // The caller that cancels knows the reason.

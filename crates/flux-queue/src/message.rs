@@ -64,6 +64,14 @@ pub enum FileFormat {
 }
 
 impl FileFormat {
+    pub fn new(format: ImageFormat, quality: Option<u8>) -> Self {
+        match format {
+            ImageFormat::Png => Self::Png,
+            ImageFormat::Jpeg => Self::Jpeg { quality },
+            ImageFormat::Webp => Self::Webp,
+        }
+    }
+
     pub fn image_format(self) -> ImageFormat {
         match self {
             Self::Png => ImageFormat::Png,

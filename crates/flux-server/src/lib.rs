@@ -39,6 +39,7 @@ use axum::routing::{get, post};
 use axum::{Extension, Router};
 use flux::{Error, Result};
 use rmcp::ServiceExt;
+use scopeguard::guard;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{oneshot, watch};
 use tokio_rustls::TlsAcceptor;
@@ -235,7 +236,10 @@ fn ready(is_ready: Box<dyn FnOnce() + Send>) -> Box<dyn FnOnce() + Send> {
 /// Errors if the default model cannot be loaded.
 pub async fn router(config: Config, models: Models) -> Result<Router> {
     let (app, opening) = start(config, models, Box::new(|| {}))?;
-    let ends = Arc::new(EndsWithRouter(Arc::clone(&app)));
+    let ends = Arc::new(guard(Arc::clone(&app), |app| {
+        app.close();
+        app.queue.drain(Duration::ZERO);
+    }));
     let opened = opening.await;
     opened.unwrap_or_else(|_| Err(Error::new("the model loading thread panicked")))?;
     tokio::spawn(tidy(Arc::downgrade(&app)));
@@ -248,16 +252,6 @@ pub async fn router(config: Config, models: Models) -> Result<Router> {
         }
         request
     })))
-}
-
-/// A server that ends when the routes of [`router`] are dropped.
-struct EndsWithRouter(Arc<App>);
-
-impl Drop for EndsWithRouter {
-    fn drop(&mut self) {
-        self.0.close();
-        self.0.queue.drain(Duration::ZERO);
-    }
 }
 
 /// Starts the backend that generates images. Must be called within a runtime.

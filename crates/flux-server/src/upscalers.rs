@@ -169,6 +169,6 @@ mod tests {
         }
         add("new.pth");
         assert!(upscalers.find("new").is_ok() && Upscalers::default().names().is_empty());
-        assert!(upscalers.open("new").is_err_and(|error| error.message.contains("`new` cannot be used")));
+        assert!(upscalers.open("new").is_err_and(|error| error.message.contains("`new`")));
     }
 }

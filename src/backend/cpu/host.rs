@@ -5,12 +5,14 @@ use std::fs;
 use std::num::NonZero;
 use std::thread;
 
+use serde::Serialize;
+
 use super::tiles::BF16;
 use super::{Precision, gemm};
 use crate::memory;
 
 /// The processor and the memory of the host.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize)]
 pub struct HostFacts {
     /// The name of the processor; `None` if the system doesn't report it.
     pub name: Option<String>,

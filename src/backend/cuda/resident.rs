@@ -3,21 +3,16 @@
 
 use std::cell::Cell;
 
+use scopeguard::defer;
+
 thread_local! {
     static MAX_BYTES: Cell<u64> = const { Cell::new(u64::MAX) };
 }
 
 /// Runs `work`, in which outputs of convolutions of more than `bytes` bytes are in host memory.
 pub fn with_max<T>(bytes: u64, work: impl FnOnce() -> T) -> T {
-    struct Outer(u64);
-
-    impl Drop for Outer {
-        fn drop(&mut self) {
-            MAX_BYTES.set(self.0);
-        }
-    }
-
-    let _outer = Outer(MAX_BYTES.replace(bytes));
+    let outer = MAX_BYTES.replace(bytes);
+    defer!(MAX_BYTES.set(outer));
     work()
 }
 

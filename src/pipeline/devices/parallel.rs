@@ -8,6 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use scopeguard::defer_on_unwind;
 
 use crate::backend::Backend;
 use crate::error::{Error, ErrorKind, Result};
@@ -186,7 +187,11 @@ impl<B: Backend> Parallel<B> {
         let (requests, work, (sender, receiver)) = (Arc::new(requests), Arc::new(work), mpsc::channel());
         // Also set when a device fails, so that the others stop loading.
         let cancel = &cancel.child();
-        let _stop = StopOnPanic(self.first().backend(), cancel);
+        // The caller's `report` may panic.
+        defer_on_unwind! {
+            cancel.cancel();
+            self.abort(&Error::new("a panic"));
+        }
         for (rank, Device { name, model }) in self.devices.iter().enumerate() {
             let (model, requests, work) = (Arc::clone(model), Arc::clone(&requests), Arc::clone(&work));
             let (flag, sender, reader) = (cancel.clone(), sender.clone(), reader.clone());
@@ -285,18 +290,6 @@ struct Outcome<T> {
     result: Result<T>,
     ended: Vec<bool>,
     panic: Option<Box<dyn Any + Send>>,
-}
-
-/// Ends all devices if the caller's `report` panics.
-struct StopOnPanic<'a, B: Backend>(&'a B, &'a CancelFlag);
-
-impl<B: Backend> Drop for StopOnPanic<'_, B> {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            self.1.cancel();
-            self.0.abort_collectives(&Error::new("a panic"));
-        }
-    }
 }
 
 /// Runs `work` on one device; its error or panic ends the other devices.

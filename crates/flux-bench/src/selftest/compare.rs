@@ -121,7 +121,7 @@ mod tests {
             compare(&got, &expected, BOUND).complaint()
         };
         assert_eq!(off(1.0 / 256.0), None);
-        assert!(off(3.0 / 256.0).is_some_and(|why| why.contains("more than 1 roundings: [0] is -5.0")));
+        assert!(off(3.0 / 256.0).is_some_and(|why| why.contains("[0] is -5.0")));
     }
 
     #[test]

@@ -40,14 +40,8 @@ impl Again {
     /// Errors when the prompt is too long or not UTF-8, and when the strength of an adapter is not a number.
     pub fn recipe(&self, base: Recipe) -> Result<Recipe> {
         let prompt = self.prompt.as_ref().map(|prompt| prompt::text(prompt.as_encoded_bytes().to_vec()));
-        let recipe = match prompt.transpose().map_err(|e| e.at("--prompt"))? {
-            Some(prompt) => base.with_prompt(prompt),
-            None if self.draw.recipe.tensors.has_embeddings() => {
-                Recipe { negative: None, max_sequence_length: None, ..base.with_prompt(String::new()) }
-            }
-            None => base,
-        };
-        self.draw.recipe.apply(recipe)
+        let prompt = prompt.transpose().map_err(|e| e.at("--prompt"))?;
+        self.draw.recipe.apply(self.draw.recipe.tensors.with_prompt(base, prompt))
     }
 
     /// Errors if flags contradict each other in a way that clap does not express.
@@ -57,11 +51,7 @@ impl Again {
                 Error::usage("standard input cannot be read here").hint("name files, and pass the prompt itself")
             );
         }
-        if self.prompt.is_some() && self.draw.recipe.tensors.has_embeddings() {
-            return Err(Error::usage("`--embeddings` cannot be used with a prompt")
-                .at("--embeddings")
-                .hint("leave one of them out"));
-        }
+        self.draw.recipe.tensors.check(self.prompt.is_some())?;
         let count = self.count.saturating_mul(self.images.len() as u64);
         self.output.check(count, &self.draw.console, &self.show)?;
         self.draw.check(false)

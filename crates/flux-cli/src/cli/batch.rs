@@ -93,22 +93,13 @@ impl FromStr for Shard {
 impl Batch {
     /// Errors if flags contradict each other in a way that clap does not express.
     pub fn check(&self) -> Result<()> {
-        let tensors = &self.draw.recipe.tensors;
-        let flag = [
-            (tensors.save_latents.is_some(), "--save-latents"),
-            (tensors.save_embeddings.is_some(), "--save-embeddings"),
-            (self.draw.console.timings.is_some(), "--timings"),
-        ];
-        if let Some((_, flag)) = flag.iter().find(|(given, _)| *given) {
+        let times = self.draw.console.timings.is_some().then_some("--timings");
+        if let Some(flag) = self.draw.recipe.tensors.saves().or(times) {
             return Err(Error::usage(format!("`{flag}` is for a single image, not for a batch"))
-                .at(*flag)
+                .at(flag)
                 .hint("leave it out: the manifest in the folder contains the times"));
         }
-        if self.draw.recipe.images.reads_stdin() {
-            return Err(Error::usage("an image cannot be read from standard input here")
-                .at("--input")
-                .hint("name a file"));
-        }
+        self.draw.recipe.images.check_no_stdin()?;
         self.draw.check(false)
     }
 }

@@ -6,7 +6,7 @@ use clap::Args;
 use flux::{Error, Result};
 
 use super::values::path;
-use super::{DrawArgs, OUTPUT, ShowArgs};
+use super::{DrawArgs, OUTPUT, RecipeArgs, ShowArgs};
 
 /// `flux chat`
 #[derive(Args)]
@@ -23,16 +23,12 @@ pub struct Chat {
 impl Chat {
     /// Errors if flags do not apply to this command.
     pub fn check(&self) -> Result<()> {
-        let tensors = &self.draw.recipe.tensors;
-        let flags = [
-            (tensors.save_latents.is_some(), "--save-latents"),
-            (tensors.save_embeddings.is_some(), "--save-embeddings"),
-            (tensors.has_embeddings(), "--embeddings"),
-            (self.draw.recipe.images.reads_stdin(), "--input"),
-        ];
-        if let Some((_, flag)) = flags.iter().find(|(given, _)| *given) {
+        let RecipeArgs { tensors, images, .. } = &self.draw.recipe;
+        let embeddings = tensors.has_embeddings().then_some("--embeddings");
+        let stdin = images.reads_stdin().then_some("--input");
+        if let Some(flag) = tensors.saves().or(embeddings).or(stdin) {
             return Err(Error::usage(format!("`{flag}` cannot be used in interactive mode"))
-                .at(*flag)
+                .at(flag)
                 .hint("leave it out"));
         }
         self.draw.check(false)

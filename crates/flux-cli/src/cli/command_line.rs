@@ -9,7 +9,6 @@ use flux::engine::choice::PrecisionChoice;
 use flux::engine::regions::TextRegion;
 use flux::engine::{ImageRecipe, ModelRecipe, Recipe};
 use flux::error::shell::visible_word;
-use flux::files::Variant;
 use flux::input::{Resize, Sides};
 use flux::pipeline::Transparency;
 use flux::sampler::{Rng, ScheduleKind};
@@ -80,7 +79,7 @@ fn flags(made: &ImageRecipe) -> Vec<Flag> {
         ("--text-encoder", path(&paths.text_encoder)),
         ("--vae", path(&paths.vae)),
         ("--tokenizer", path(&paths.tokenizer)),
-        ("--variant", paths.variant.map(variant)),
+        ("--variant", paths.variant.map(|variant| variant.to_string())),
         ("--quantize", quantize.clone()),
         ("--precision", precision.map(|precision| precision.name().to_string())),
         ("--attention", (!attention.is_auto()).then(|| attention.name().to_string())),
@@ -150,21 +149,12 @@ fn file(path: &Path) -> String {
     if path.to_string().starts_with('-') { format!("./{path}") } else { path.to_string() }
 }
 
-fn variant(variant: Variant) -> String {
-    match variant {
-        Variant::Distilled => "distilled",
-        Variant::Base => "base",
-        Variant::Kv => "kv",
-    }
-    .to_string()
-}
-
 #[cfg(test)]
 mod tests {
     use flux::engine::AdapterFile;
     use flux::engine::choice::AttentionChoice;
     use flux::engine::controls::{Control, ControlKind};
-    use flux::files::ModelPaths;
+    use flux::files::{ModelPaths, Variant};
     use flux::pipeline::Hires;
 
     use super::*;

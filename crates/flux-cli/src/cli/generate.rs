@@ -77,15 +77,7 @@ impl Generate {
     /// adapter is not a number.
     pub fn recipe(&self, base: Option<Recipe>, stdin: &mut dyn Read) -> Result<Recipe> {
         let recipe = base.unwrap_or_else(|| Recipe { seed: Seed::Random.value(), ..Recipe::default() });
-        let recipe = match self.read_prompt(stdin)? {
-            // A prompt replaces the recipe's embeddings, and embeddings replace its prompt.
-            Some(prompt) => recipe.with_prompt(prompt),
-            None if self.draw.recipe.tensors.has_embeddings() => {
-                Recipe { negative: None, max_sequence_length: None, ..recipe.with_prompt(String::new()) }
-            }
-            None => recipe,
-        };
-        self.draw.recipe.apply(recipe)
+        self.draw.recipe.apply(self.draw.recipe.tensors.with_prompt(recipe, self.read_prompt(stdin)?))
     }
 
     /// Returns the source of the prompt, for messages.
@@ -175,13 +167,12 @@ impl Generate {
             (draw.model.tokenizer.is_some(), "--tokenizer"),
             (draw.model.variant.is_some(), "--variant"),
             (draw.recipe.images.kv, "--kv"),
-            (draw.recipe.tensors.save_latents.is_some(), "--save-latents"),
-            (draw.recipe.tensors.save_embeddings.is_some(), "--save-embeddings"),
             (show.protocol().is_some(), "--show"),
             (source.recipe.is_some() || source.config_from_metadata.is_some(), "--recipe"),
         ];
-        match flags.iter().find(|(given, _)| *given) {
-            Some((_, flag)) => Err(Error::usage(format!("`{flag}` cannot be used with a server"))
+        let flag = flags.iter().find(|(given, _)| *given).map(|(_, flag)| *flag);
+        match flag.or(draw.recipe.tensors.saves()) {
+            Some(flag) => Err(Error::usage(format!("`{flag}` cannot be used with a server"))
                 .at(place)
                 .hint("leave one of them out")),
             None => Ok(Some(url)),
@@ -192,11 +183,7 @@ impl Generate {
     pub fn check(&self) -> Result<()> {
         self.check_prompts()?;
         self.output.check(self.count, &self.draw.console, &self.show)?;
-        if self.prompt().is_some() && self.draw.recipe.tensors.has_embeddings() {
-            return Err(Error::usage("`--embeddings` cannot be used with a prompt")
-                .at("--embeddings")
-                .hint("leave one of them out"));
-        }
+        self.draw.recipe.tensors.check(self.prompt().is_some())?;
         self.draw.check(self.reads_stdin())
     }
 }

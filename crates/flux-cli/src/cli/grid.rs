@@ -121,13 +121,8 @@ impl Grid {
                 .at("--expand")
                 .hint("vary `prompt`, or leave out `=all`"));
         }
-        if self.draw.recipe.images.reads_stdin() {
-            return Err(Error::usage("an image cannot be read from standard input here")
-                .at("--input")
-                .hint("name a file"));
-        }
-        let tensors = &self.draw.recipe.tensors;
-        if tensors.save_latents.is_some() || tensors.save_embeddings.is_some() {
+        self.draw.recipe.images.check_no_stdin()?;
+        if self.draw.recipe.tensors.saves().is_some() {
             return Err(
                 Error::usage("a grid cannot write tensors").hint("leave out `--save-latents` and `--save-embeddings`")
             );

@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum, ValueHint};
+use clap::{Args, ValueHint};
+use clap_complete::Shell;
 use flux::engine::choice::Device;
 use flux::{Error, Result};
 use flux_bench::selftest::Settings;
 
-use super::values::path;
+use super::values::{one_of, path};
 
 /// `flux devices`
 #[derive(Args)]
@@ -61,21 +62,20 @@ impl Selftest {
     }
 }
 
-/// A shell with completions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Shell {
-    Bash,
-    Zsh,
-    Fish,
-    Elvish,
-    Powershell,
-}
+/// The shells with completions.
+const SHELLS: &[(&str, Shell)] = &[
+    ("bash", Shell::Bash),
+    ("zsh", Shell::Zsh),
+    ("fish", Shell::Fish),
+    ("elvish", Shell::Elvish),
+    ("powershell", Shell::PowerShell),
+];
 
 /// `flux completions`
 #[derive(Args)]
 pub struct Completions {
     /// Shell
-    #[arg(value_name = "SHELL", value_enum)]
+    #[arg(value_name = "SHELL", value_parser = one_of(SHELLS))]
     pub shell: Shell,
 }
 

@@ -128,6 +128,16 @@ impl ImageArgs {
         self.files().any(is_stdin)
     }
 
+    /// Errors if an image is read from standard input.
+    pub fn check_no_stdin(&self) -> Result<()> {
+        if self.reads_stdin() {
+            return Err(Error::usage("an image cannot be read from standard input here")
+                .at("--input")
+                .hint("name a file"));
+        }
+        Ok(())
+    }
+
     fn files(&self) -> impl Iterator<Item = &Path> {
         self.inputs.iter().chain(self.controls.files()).chain(&self.mask).map(PathBuf::as_path)
     }

@@ -2,32 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use flux::output::{Encoding, ImageFormat};
 use flux::{Error, Result};
 
 use super::settings::settings;
-use super::values::whole;
+use super::values::{image_format, whole};
 use super::{ConsoleArgs, OUTPUT, ShowArgs};
-
-/// `--format`
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum FormatChoice {
-    Png,
-    #[value(alias = "jpg")]
-    Jpeg,
-    Webp,
-}
-
-impl FormatChoice {
-    fn format(self) -> ImageFormat {
-        match self {
-            Self::Png => ImageFormat::Png,
-            Self::Jpeg => ImageFormat::Jpeg,
-            Self::Webp => ImageFormat::Webp,
-        }
-    }
-}
 
 /// Flags for the output of images.
 #[derive(Args)]
@@ -41,8 +22,8 @@ pub struct OutputArgs {
     /// File format [default: by extension, else png]
     ///
     /// The default name gets this extension. A name with the extension of another format is an error.
-    #[arg(help_heading = OUTPUT, long, value_name = "FORMAT", hide_short_help = true)]
-    format: Option<FormatChoice>,
+    #[arg(help_heading = OUTPUT, long, value_name = "FORMAT", value_parser = image_format(), hide_short_help = true)]
+    format: Option<ImageFormat>,
     /// JPEG quality, from 1 to 100 [default: 95]
     #[arg(help_heading = OUTPUT, long, value_name = "N", hide_short_help = true, allow_negative_numbers = true)]
     #[arg(value_parser = whole(1..=100_u8))]
@@ -85,7 +66,7 @@ impl OutputArgs {
 
     /// Returns the encoding that the flags request.
     pub fn encoding(&self) -> Encoding {
-        Encoding { format: self.format.map(FormatChoice::format), quality: self.quality }
+        Encoding { format: self.format, quality: self.quality }
     }
 
     /// Returns `true` if the image is written to standard output.

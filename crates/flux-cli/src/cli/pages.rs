@@ -1,11 +1,11 @@
 //! Shell completions and man pages, generated from the command line definition.
 
 use clap::{Arg, CommandFactory};
+use clap_complete::Shell;
 use clap_mangen::Man;
 use flux::{Error, Result};
 
 use super::Cli;
-use super::help::Shell;
 
 /// Extends bash completion with the output of `flux list --names`. The names are never expanded, because a folder may
 /// have any name.
@@ -69,20 +69,13 @@ complete -c flux -n "__fish_flux_using_subcommand download" -f -a "(flux list --
 /// Returns the completion script of a shell, for flags, commands and files. For bash, zsh and fish it also completes
 /// names of models, adapters and devices.
 pub fn completions(shell: Shell) -> Vec<u8> {
-    let shell_of_crate = match shell {
-        Shell::Bash => clap_complete::Shell::Bash,
-        Shell::Zsh => clap_complete::Shell::Zsh,
-        Shell::Fish => clap_complete::Shell::Fish,
-        Shell::Elvish => clap_complete::Shell::Elvish,
-        Shell::Powershell => clap_complete::Shell::PowerShell,
-    };
     let mut script = Vec::new();
-    clap_complete::generate(shell_of_crate, &mut Cli::command(), "flux", &mut script);
+    clap_complete::generate(shell, &mut Cli::command(), "flux", &mut script);
     match shell {
         Shell::Bash => script.extend(NAMES_IN_BASH.as_bytes()),
         Shell::Zsh => script = with_names_in_zsh(&String::from_utf8_lossy(&script)).into_bytes(),
         Shell::Fish => script.extend(NAMES_IN_FISH.as_bytes()),
-        Shell::Elvish | Shell::Powershell => {}
+        _ => {}
     }
     script
 }

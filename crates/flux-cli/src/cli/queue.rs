@@ -6,9 +6,10 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use flux::engine::EngineArgs;
 use flux::engine::choice::ParallelChoice;
+use flux::output::ImageFormat;
 use flux::{Error, Result};
 
-use super::values::{path, whole};
+use super::values::{image_format, path, whole};
 use super::{
     BatchFormat, DEVICE, DeviceArgs, INFORMATION, MODEL, ModelArgs, OUTPUT, QuantizeArgs, RecipeArgs, SAMPLING,
     SignArgs, settings, values,
@@ -111,8 +112,8 @@ pub struct Submit {
     #[command(flatten)]
     pub recipe: RecipeArgs,
     /// File format of the results
-    #[arg(help_heading = OUTPUT, long, value_name = "FORMAT", value_enum, default_value_t = FileFormatChoice::Png)]
-    pub output_format: FileFormatChoice,
+    #[arg(help_heading = OUTPUT, long, value_name = "FORMAT", value_parser = image_format(), default_value = "png")]
+    pub output_format: ImageFormat,
     /// JPEG quality, from 1 to 100 [default: 95]
     #[arg(help_heading = OUTPUT, long, value_name = "N", value_parser = whole(1..=100u8))]
     pub quality: Option<u8>,
@@ -135,35 +136,17 @@ pub struct Submit {
     pub json: bool,
 }
 
-/// `--output-format`
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum FileFormatChoice {
-    Png,
-    Jpeg,
-    Webp,
-}
-
 impl Submit {
     /// Errors if flags contradict each other in a way that clap does not express.
     pub fn check(&self) -> Result<()> {
         self.recipe.check(false)?;
-        let tensors = &self.recipe.tensors;
-        let flags = [
-            (tensors.save_latents.is_some(), "--save-latents"),
-            (tensors.save_embeddings.is_some(), "--save-embeddings"),
-            (self.recipe.images.kv, "--kv"),
-        ];
-        if let Some((_, flag)) = flags.iter().find(|(given, _)| *given) {
+        if let Some(flag) = self.recipe.tensors.saves().or(self.recipe.images.kv.then_some("--kv")) {
             return Err(Error::usage(format!("`{flag}` cannot be used for a job"))
-                .at(*flag)
+                .at(flag)
                 .hint("leave it out; `--kv` is a flag of `flux worker`"));
         }
-        if self.recipe.images.reads_stdin() {
-            return Err(Error::usage("an image cannot be read from standard input here")
-                .at("--input")
-                .hint("name a file"));
-        }
-        if self.quality.is_some() && self.output_format != FileFormatChoice::Jpeg {
+        self.recipe.images.check_no_stdin()?;
+        if self.quality.is_some() && self.output_format != ImageFormat::Jpeg {
             return Err(Error::usage("`--quality` requires JPEG").at("--quality").hint("add `--output-format jpeg`"));
         }
         Ok(())

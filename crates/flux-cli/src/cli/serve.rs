@@ -26,20 +26,8 @@ const LIMITS: &str = "Limits";
 /// Flags that do not apply if workers behind a queue generate the images.
 #[cfg(feature = "queue")]
 const OF_AN_ENGINE: [&str; 14] = [
-    "ModelArgs",
-    "UpsampleArgs",
-    "QuantizeArgs",
-    "DeviceArgs",
-    "models_open",
-    "idle_unload",
-    "kv",
-    "preview_decoder",
-    "parallel",
-    "batch_max",
-    "batch_window_ms",
-    "batch_latency_ms",
-    "batch_exact",
-    "start_timeout",
+    "ModelArgs", "UpsampleArgs", "QuantizeArgs", "DeviceArgs", "models_open", "idle_unload", "kv", "preview_decoder",
+    "parallel", "batch_max", "batch_window_ms", "batch_latency_ms", "batch_exact", "start_timeout",
 ];
 
 /// `flux serve`

@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use flux::sheet::Style;
 
 use super::values::{path, whole};
 
-/// The fields of a label.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The fields of a label. Templates use their names as clap does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LabelField {
     Name,
     Prompt,
@@ -19,24 +19,6 @@ pub enum LabelField {
     Strength,
     Size,
     Model,
-}
-
-impl LabelField {
-    /// All fields, with their names in templates.
-    pub const ALL: [(&str, Self); 8] = [
-        ("name", Self::Name),
-        ("prompt", Self::Prompt),
-        ("seed", Self::Seed),
-        ("steps", Self::Steps),
-        ("guidance", Self::Guidance),
-        ("strength", Self::Strength),
-        ("size", Self::Size),
-        ("model", Self::Model),
-    ];
-
-    fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.iter().find(|(known, _)| *known == name).map(|(_, field)| *field)
-    }
 }
 
 /// A part of a label template.
@@ -62,9 +44,9 @@ impl FromStr for Label {
         match text {
             "none" => Ok(Self::None),
             "auto" => Ok(Self::Auto),
-            _ => match LabelField::from_name(text) {
-                Some(field) => Ok(Self::Parts(vec![LabelPart::Field(field)])),
-                None => template(text).map(Self::Parts),
+            _ => match <LabelField as ValueEnum>::from_str(text, false) {
+                Ok(field) => Ok(Self::Parts(vec![LabelPart::Field(field)])),
+                Err(_) => template(text).map(Self::Parts),
             },
         }
     }
@@ -72,7 +54,10 @@ impl FromStr for Label {
 
 /// Parses a text with fields in braces. Doubled braces are literal.
 fn template(text: &str) -> Result<Vec<LabelPart>, String> {
-    let names = || LabelField::ALL.map(|(name, _)| format!("{{{name}}}")).join(", ");
+    let names = || {
+        let fields = LabelField::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+        fields.map(|field| format!("{{{}}}", field.get_name())).collect::<Vec<_>>().join(", ")
+    };
     let (mut parts, mut literal, mut rest) = (Vec::new(), String::new(), text);
     while let Some(c) = rest.chars().next() {
         rest = &rest[c.len_utf8()..];
@@ -83,8 +68,8 @@ fn template(text: &str) -> Result<Vec<LabelPart>, String> {
             }
             '{' => {
                 let (name, behind) = rest.split_once('}').ok_or("a `{` has no matching `}`; write `{{` for a brace")?;
-                let field = LabelField::from_name(name)
-                    .ok_or_else(|| format!("unknown field `{name}`, expected one of {}", names()))?;
+                let field = <LabelField as ValueEnum>::from_str(name, false)
+                    .map_err(|_| format!("unknown field `{name}`, expected one of {}", names()))?;
                 parts.extend([LabelPart::Text(std::mem::take(&mut literal)), LabelPart::Field(field)]);
                 rest = behind;
             }

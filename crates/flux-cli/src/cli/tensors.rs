@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use flux::engine::Recipe;
+use flux::{Error, Result};
 
 use super::TENSORS;
 use super::values::path;
@@ -54,8 +55,36 @@ impl TensorArgs {
         }
     }
 
+    /// Returns the recipe with a prompt, which replaces its embeddings. Without a prompt, the embeddings of the flags
+    /// replace the recipe's prompt.
+    pub fn with_prompt(&self, recipe: Recipe, prompt: Option<String>) -> Recipe {
+        match prompt {
+            Some(prompt) => recipe.with_prompt(prompt),
+            None if self.has_embeddings() => {
+                Recipe { negative: None, max_sequence_length: None, ..recipe.with_prompt(String::new()) }
+            }
+            None => recipe,
+        }
+    }
+
     /// Returns `true` if embeddings replace the prompt.
     pub fn has_embeddings(&self) -> bool {
         self.embeddings.is_some()
+    }
+
+    /// Returns a flag that writes tensors, if there is one.
+    pub fn saves(&self) -> Option<&'static str> {
+        let embeddings = || self.save_embeddings.is_some().then_some("--save-embeddings");
+        self.save_latents.is_some().then_some("--save-latents").or_else(embeddings)
+    }
+
+    /// Errors if there are both embeddings and a prompt.
+    pub fn check(&self, has_prompt: bool) -> Result<()> {
+        if has_prompt && self.has_embeddings() {
+            return Err(Error::usage("`--embeddings` cannot be used with a prompt")
+                .at("--embeddings")
+                .hint("leave one of them out"));
+        }
+        Ok(())
     }
 }

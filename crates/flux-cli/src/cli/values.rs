@@ -6,28 +6,10 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::ValueEnum;
-use clap::builder::{PathBufValueParser, PossibleValuesParser, TypedValueParser};
+use clap::builder::{PathBufValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
 use flux::engine::choice::{AttentionChoice, PrecisionChoice};
-use flux::files::Variant;
+use flux::output::ImageFormat;
 use flux::sampler::random_seed;
-
-/// `--variant`
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum VariantChoice {
-    Distilled,
-    Base,
-    Kv,
-}
-
-impl From<VariantChoice> for Variant {
-    fn from(variant: VariantChoice) -> Self {
-        match variant {
-            VariantChoice::Distilled => Self::Distilled,
-            VariantChoice::Base => Self::Base,
-            VariantChoice::Kv => Self::Kv,
-        }
-    }
-}
 
 /// `--timings`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -64,6 +46,21 @@ pub fn precision() -> impl TypedValueParser<Value = PrecisionChoice> {
 /// Parses `--attention`.
 pub fn attention() -> impl TypedValueParser<Value = AttentionChoice> {
     PossibleValuesParser::new(AttentionChoice::NAMES).try_map(|name| name.parse())
+}
+
+/// Returns a parser for an image format.
+pub fn image_format() -> impl TypedValueParser<Value = ImageFormat> {
+    let names = [PossibleValue::new("png"), PossibleValue::new("jpeg").alias("jpg"), PossibleValue::new("webp")];
+    PossibleValuesParser::new(names).map(|name| ImageFormat::from_name(&name).expect("a possible value"))
+}
+
+/// Returns a parser for one of `choices`, by name.
+pub fn one_of<T: Copy + Send + Sync + 'static>(
+    choices: &'static [(&'static str, T)],
+) -> impl TypedValueParser<Value = T> {
+    let names = choices.iter().map(|(name, _)| *name);
+    PossibleValuesParser::new(names)
+        .map(|name| choices.iter().find(|(known, _)| *known == name).expect("a possible value").1)
 }
 
 /// `--progress`

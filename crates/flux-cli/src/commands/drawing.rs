@@ -4,6 +4,7 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Instant;
 
+use flux::Result;
 use flux::backend::Remark;
 use flux::engine::expand::Words;
 use flux::engine::{Engine, Event, Image, Inputs, Job, OfImages, OpeningTimes, Recipe};
@@ -12,10 +13,9 @@ use flux::model::ModelInfo;
 use flux::pipeline::{Plan, Request, Timings};
 use flux::sampler::Rng;
 use flux::stage::CancelFlag;
-use flux::{Error, Result};
 
 use super::destination::Destination;
-use super::json::ImageLine;
+use super::json::{ImageLine, print_object};
 use super::print;
 use super::screen::Screen;
 use super::tensors::Tensors;
@@ -199,7 +199,7 @@ impl Drawing<'_> {
             };
             match self.args.timings {
                 Some(TimingsFormat::Text) => say(&report.text()),
-                Some(TimingsFormat::Json) => print(json(&report)?.as_bytes())?,
+                Some(TimingsFormat::Json) => print_object(&report)?,
                 None => {}
             }
         }
@@ -245,7 +245,8 @@ impl Drawing<'_> {
         let total_s = self.start.elapsed().as_secs_f64();
         if self.args.json {
             let (seed, [width, height]) = (image.plan.seed, image.plan.output_size());
-            ImageLine { output: &output, seed, width, height, seconds: total_s, made: image.recipe() }.print()?;
+            let made = image.recipe();
+            print_object(&ImageLine { output: &output, seed, width, height, seconds: total_s, made })?;
         }
         let mut plan = image.plan;
         plan.notes.iter_mut().for_each(|note| *note = named(note, flag));
@@ -260,10 +261,6 @@ impl Drawing<'_> {
             None => Ok(()),
         }
     }
-}
-
-fn json(report: &Report<'_>) -> Result<String> {
-    serde_json::to_string(report).map_err(|e| Error::new(format!("cannot write the timings as JSON: {e}")))
 }
 
 /// Returns a note if `steps` is far above `own`, the number of steps that the model was distilled to. The note also

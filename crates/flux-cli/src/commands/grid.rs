@@ -1,10 +1,9 @@
 //! `flux grid`: one recipe with varied field values, as a contact sheet.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use flux::engine::{InputSource, Inputs, Recipe};
+use flux::engine::Recipe;
 use flux::files::ModelFiles;
 use flux::input::read;
 use flux::model::ModelInfo;
@@ -12,7 +11,7 @@ use flux::output::{Encoding, NameTemplate, Target};
 use flux::sheet::{Cell, Style, check_size, fitted};
 use flux::{Error, Result};
 
-use super::batch::varied;
+use super::batch::{prepare, varied};
 use super::outputs::{MadeFolders, Outputs};
 use super::signals::Signals;
 use super::studio::{Studio, Wanted};
@@ -108,17 +107,8 @@ fn template(file: &Path) -> PathBuf {
 fn check_recipes(args: &Grid, places: &[Place], files: &ModelFiles) -> Result<()> {
     let info = ModelInfo::read(files)?;
     for Place { recipe, .. } in places {
-        let request = recipe.request()?;
-        let mut stdin = io::empty();
-        let mut source = InputSource::new(&mut stdin);
-        source.keeps = args.draw.embed_inputs;
-        let request = Inputs::read(recipe, &mut source)?.apply(request);
-        request.check_count(1)?;
-        for used in &recipe.adapters {
-            if !names::adapter(&used.file)?.exists() {
-                return Err(Error::new("the adapter does not exist").at_path(&used.file));
-            }
-        }
+        let (request, _) = prepare(recipe, args.draw.embed_inputs)?;
+        recipe.adapters.iter().try_for_each(|used| names::existing_adapter(&used.file).map(drop))?;
         info.check_request(&request)?;
     }
     Ok(())

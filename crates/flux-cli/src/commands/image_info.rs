@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use flux::Result;
-use flux::error::{Error, escaped, shortened};
+use flux::error::{escaped, shortened};
 use flux::input::{self, Header};
 use flux::metadata::{Said, Settings, said_by};
 use serde_json::json;
 
-use super::json::escaped_json;
+use super::json::{escaped_json, json_line};
 
 /// Maximum length of a printed text, in characters.
 const MAX_SHOWN: usize = 4000;
@@ -92,6 +92,5 @@ fn json(path: &Path, header: &Header, bytes: usize, said: &Said, settings: Optio
         "file": path.display().to_string(), "format": format, "width": width, "height": height, "colors": colors,
         "animated": is_animated, "bytes": bytes, "settings": settings, "parameters": said.parameters, "texts": texts,
     });
-    let text = serde_json::to_string(&value);
-    text.map(|text| escaped_json(&text)).map_err(|e| Error::new(format!("cannot write the metadata as JSON: {e}")))
+    json_line(&value).map(|text| escaped_json(&text))
 }

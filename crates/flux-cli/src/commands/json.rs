@@ -24,13 +24,6 @@ pub struct ImageLine<'a> {
     pub made: Option<ImageRecipe>,
 }
 
-impl ImageLine<'_> {
-    /// Prints the line. Errors when standard output cannot be written.
-    pub fn print(&self) -> Result<()> {
-        print_object(self)
-    }
-}
-
 /// Escapes terminal control sequences in JSON, in addition to JSON's own escapes.
 pub fn escaped_json(json: &str) -> String {
     let escape = |c: char| match is_obeyed(c) {
@@ -49,7 +42,21 @@ pub fn is_obeyed(c: char) -> bool {
 ///
 /// Errors when standard output cannot be written.
 pub fn print_object(object: &impl Serialize) -> Result<()> {
-    print(&serde_json::to_vec(object).map_err(|e| Error::new(format!("cannot write JSON: {e}")))?)
+    print(json_line(object)?.as_bytes())
+}
+
+/// Returns an object as one line. Errors if JSON cannot represent it.
+pub fn json_line(object: &impl Serialize) -> Result<String> {
+    serde_json::to_string(object).map_err(cannot_write)
+}
+
+/// Returns an object as indented lines. Errors if JSON cannot represent it.
+pub fn json_lines(object: &impl Serialize) -> Result<String> {
+    serde_json::to_string_pretty(object).map_err(cannot_write)
+}
+
+fn cannot_write(e: serde_json::Error) -> Error {
+    Error::new(format!("cannot write JSON: {e}"))
 }
 
 /// Prints an error as JSON if the command line contains `--json`. Failures are ignored: the error is also printed to

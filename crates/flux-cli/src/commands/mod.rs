@@ -54,8 +54,9 @@ pub mod verify;
 #[cfg(feature = "queue")]
 pub mod worker;
 
+use std::fs;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use flux::default_model::default_model;
 use flux::files::{ModelFiles, ModelPaths};
@@ -96,6 +97,17 @@ fn model_at(paths: &ModelPaths, place: Option<&str>) -> Result<ModelFiles> {
 }
 
 /// Returns the console for stderr, as the flags configure it.
+/// Creates a folder and its parents.
+///
+/// Errors if that fails.
+fn create_folder(folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder).map_err(|e| {
+        Error::new(format!("cannot create the folder: {e}"))
+            .at_path(folder)
+            .hint("name a folder that you can write to with `-o`")
+    })
+}
+
 fn console(args: &ConsoleArgs) -> Console {
     Console::new(args.quiet, args.verbose, shown_as(args.progress))
 }

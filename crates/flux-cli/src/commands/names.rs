@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use flux::Result;
 use flux::engine::{AdapterFile, Recipe};
+use flux::{Error, Result};
 use flux_hub::{Found, Wanted, find, resolve};
 
 use super::download::ask_and_fetch;
@@ -21,6 +21,16 @@ pub fn model(path: &Path) -> Result<PathBuf> {
 /// Errors as [`model`].
 pub fn adapter(path: &Path) -> Result<PathBuf> {
     available(&in_folders(path), Wanted::Adapter).map_err(|e| e.at("--lora"))
+}
+
+/// Resolves the path or name of an adapter, and errors if there is no such file.
+///
+/// Errors as [`model`].
+pub fn existing_adapter(path: &Path) -> Result<PathBuf> {
+    match adapter(path)? {
+        file if file.exists() => Ok(file),
+        _ => Err(Error::new("the adapter does not exist").at_path(path)),
+    }
 }
 
 /// [`adapter`] without a download.

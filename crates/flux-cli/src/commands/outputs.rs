@@ -11,6 +11,7 @@ use flux::engine::expand::Words;
 use flux::output::{Encoding, ImageFormat, NameFields, NameTemplate};
 use flux::{Error, Result};
 
+use super::create_folder;
 use crate::cli::{OutputArgs, TensorArgs};
 
 /// The default name of an image.
@@ -96,11 +97,7 @@ impl Outputs {
         for folder in &self.folders {
             let missing = folder.ancestors().take_while(|folder| *folder != Path::new("") && !folder.exists());
             made.0.extend(missing.map(Path::to_path_buf));
-            fs::create_dir_all(folder).map_err(|e| {
-                Error::new(format!("cannot create the folder: {e}"))
-                    .at_path(folder)
-                    .hint("name a folder that you can write to with `-o`")
-            })?;
+            create_folder(folder)?;
         }
         Ok(made)
     }

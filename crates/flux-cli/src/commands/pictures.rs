@@ -24,7 +24,7 @@ pub fn expanded(files: &[PathBuf], output: Option<&Path>) -> Result<Vec<PathBuf>
 /// Returns the images in a folder, ordered by name. Hidden files are left out.
 ///
 /// Errors if the folder cannot be read, or has no image.
-fn images_in_folder(folder: &Path, output: Option<&Path>) -> Result<Vec<PathBuf>> {
+pub fn images_in_folder(folder: &Path, output: Option<&Path>) -> Result<Vec<PathBuf>> {
     let failed = |e| Error::new(format!("cannot read the folder: {e}")).at_path(folder).hint("check its permissions");
     let output = output.filter(|path| path.exists()).map(FileId::from_path);
     let mut images = Vec::new();

@@ -9,6 +9,7 @@ use flux::{Error, Result};
 use flux_bench::selftest::{Finding, Settings, run as test};
 use serde::Serialize;
 
+use super::json::json_lines;
 use super::{devices, print};
 use crate::cli::Selftest;
 use crate::version;
@@ -84,9 +85,8 @@ fn report<B: flux::backend::Backend, R: flux::backend::Backend>(
     })?;
     let (count, bad) = (report.findings.len(), report.findings.iter().filter(|row| !row.ok).count());
     report.ok = bad == 0;
-    let json = |e| Error::new(format!("cannot write the report as JSON: {e}"));
     let text = match (args.json, bad) {
-        (true, _) => serde_json::to_string_pretty(&report).map_err(json)?,
+        (true, _) => json_lines(&report)?,
         (false, 0) => format!("all {count} passed"),
         (false, _) => format!("{bad} of {count} FAILED"),
     };

@@ -24,7 +24,7 @@ use super::signals::Signals;
 #[cfg(feature = "queue")]
 use super::submit;
 use super::upsample::upsampler;
-use super::{model_at, names, print};
+use super::{create_folder, model_at, names, print};
 use crate::cli::{Key, ListenAt, Mcp, SdapiSteps, Serve, UpsampleArgs};
 use flux_runtime::allocator;
 use flux_runtime::panics;
@@ -139,11 +139,7 @@ pub fn tools(args: &Mcp, signals: &Signals) -> Result<()> {
     panics::survive();
     args.check()?;
     let folder = args.output.clone().unwrap_or_else(|| env::temp_dir().join("flux-mcp"));
-    fs::create_dir_all(&folder).map_err(|e| {
-        Error::new(format!("cannot create the folder: {e}"))
-            .at_path(&folder)
-            .hint("name a folder that you can write to with `-o`")
-    })?;
+    create_folder(&folder)?;
     let (paths, place) = args.model.paths(None);
     let files = model_at(&paths, place.as_deref())?;
     let name = files.name().to_string();

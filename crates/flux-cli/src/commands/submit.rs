@@ -18,7 +18,7 @@ use super::json::print_object;
 use super::queue::{broker, store};
 use super::signals::Signals;
 use super::{batch, names, print};
-use crate::cli::{BatchFormat, FileFormatChoice, Seed, Submit, flag};
+use crate::cli::{BatchFormat, Seed, Submit, flag};
 use flux_queue::batch::{Batch, Planned};
 use flux_queue::message::{self, FileFormat, check_tensors};
 use flux_queue::names::{check_model, input};
@@ -43,11 +43,7 @@ pub fn run(args: &Submit, signals: &Signals) -> Result<()> {
     args.check()?;
     let (store, broker) = (store(&args.to)?, broker(&args.to)?);
     let mut console = Console::new(args.quiet, false, Shown::Auto);
-    let format = match args.output_format {
-        FileFormatChoice::Png => FileFormat::Png,
-        FileFormatChoice::Jpeg => FileFormat::Jpeg { quality: args.quality },
-        FileFormatChoice::Webp => FileFormat::Webp,
-    };
+    let format = FileFormat::new(args.output_format, args.quality);
     let (images, wrong) = images(args, format.image_format(), &mut console)?;
     let patience = Duration::from_secs(args.wait);
     let how = How { retries_failed: args.retry_failed, is_dry: args.dry_run, patience };

@@ -178,7 +178,7 @@ fn alpha_is_read_from_a_tensor_of_any_type() {
         assert_eq!(changed_by(&adapter, "to_q.weight"), [2.0; DIM], "{dtype:?}");
     }
     let error = q_adapter(&[], &[(&format!("{Q}.alpha"), Dtype::BOOL, &[1])]).err().unwrap().to_string();
-    assert!(error.contains("to_q.alpha` has dtype BOOL") && error.contains("hint: "), "{error}");
+    assert!(error.contains("to_q.alpha`") && error.contains("BOOL") && error.contains("hint: "), "{error}");
 }
 
 #[test]
@@ -223,7 +223,7 @@ fn alpha_is_read_from_the_header_and_from_a_config() {
         assert!(error.contains(why) && error.contains("in: ") && error.contains("hint: "), "{text}: {error}");
     }
     let error = q_adapter(&[("ss_network_alpha", "Dynamic")], &[]).err().unwrap().to_string();
-    assert!(error.contains("`ss_network_alpha` is `Dynamic`") && error.contains("in: "), "{error}");
+    assert!(error.contains("`ss_network_alpha`") && error.contains("`Dynamic`") && error.contains("in: "), "{error}");
 }
 
 #[test]
@@ -351,9 +351,7 @@ fn what_is_left_over_is_told_and_nothing_at_all_is_an_error() {
             && unknown.contains("1 are in")
             && unknown.contains("`diffusion_model.what`")
     );
-    assert!(
-        of_text.contains("1 tensors for a text encoder") && of_text.contains("`text_encoder.layers.0.lora_A.weight`")
-    );
+    assert!(of_text.contains("1 tensors") && of_text.contains("`text_encoder.layers.0.lora_A.weight`"));
     refused(&some[2..4], &["changes no layer", "`diffusion_model.what`"]);
     refused(&some[4..], &["changes no layer", "text_encoder"]);
 }
@@ -407,7 +405,7 @@ fn values_that_are_no_numbers_are_refused() {
     let [down, up] = ["A", "B"].map(|half| format!("{Q}.lora_{half}.weight"));
     let (_folder, path) = write(&[(&down, &[1, DIM], f32::NAN), (&up, &[DIM, 1], f32::NAN)], &[], &[]);
     let error = Adapter::open(&path, &modules()).err().unwrap().to_string();
-    assert!(error.contains("lora_A.weight` contains NaN") && error.contains("hint: "), "{error}");
+    assert!(error.contains("lora_A.weight`") && error.contains("NaN") && error.contains("hint: "), "{error}");
 }
 
 #[test]

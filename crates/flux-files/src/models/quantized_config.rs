@@ -27,13 +27,8 @@ const METHODS: &[Method] = &[
     Method {
         name: "fp8",
         keys: &[
-            "quant_method",
-            "weight_block_size",
-            "fmt",
-            "activation_scheme",
-            "modules_to_not_convert",
-            "ignored_layers",
-            "dequantize",
+            "quant_method", "weight_block_size", "fmt", "activation_scheme", "modules_to_not_convert",
+            "ignored_layers", "dequantize",
         ],
         has_scales: true,
         check: check_fp8,

@@ -20,9 +20,9 @@ pub(super) fn refusal(file: &[u8]) -> Option<Error> {
         )
     };
     if has(&AVIF) {
-        refused("an AVIF image", "`avifdec IN OUT.png`, or `magick IN PNG24:OUT.png`")
+        refused("AVIF", "`avifdec IN OUT.png`, or `magick IN PNG24:OUT.png`")
     } else if has(&HEIC) {
-        refused("a HEIC image", "`heif-convert IN OUT.png`, or `magick IN PNG24:OUT.png`")
+        refused("HEIC", "`heif-convert IN OUT.png`, or `magick IN PNG24:OUT.png`")
     } else if has(&CONTAINER) {
         refused("a HEIF image", "`heif-convert IN OUT.png`, or `magick IN PNG24:OUT.png`")
     } else {
@@ -60,18 +60,18 @@ mod tests {
     fn every_brand_is_told_with_what_converts_it() {
         for brand in HEIC {
             let error = error(&file(brand, &[b"mif1"]));
-            assert!(error.contains("a HEIC image") && error.contains("`heif-convert IN OUT.png`"), "{error}");
+            assert!(error.contains("HEIC") && error.contains("`heif-convert IN OUT.png`"), "{error}");
         }
         for brand in AVIF {
             let error = error(&file(brand, &[b"mif1", b"miaf"]));
-            assert!(error.contains("an AVIF image") && error.contains("`avifdec IN OUT.png`"), "{error}");
+            assert!(error.contains("AVIF") && error.contains("`avifdec IN OUT.png`"), "{error}");
         }
         for brand in CONTAINER {
             assert!(error(&file(brand, &[])).contains("a HEIF image"));
         }
         // The main brand may be the container's.
-        assert!(error(&file(b"mif1", &[b"miaf", b"avif"])).contains("an AVIF image"));
-        assert!(error(&file(b"msf1", &[b"hevc"])).contains("a HEIC image"));
+        assert!(error(&file(b"mif1", &[b"miaf", b"avif"])).contains("AVIF"));
+        assert!(error(&file(b"msf1", &[b"hevc"])).contains("HEIC"));
     }
 
     #[test]
@@ -80,7 +80,7 @@ mod tests {
         assert!(error(&file(b"isom", &[b"mp42"])).contains(plain));
         assert!(error(b"\0\0\0\x08ftypheic").contains(plain), "the box ends before its brand");
         assert!(error(b"\0\0\0\x20ftyphe").contains(plain));
-        assert!(error(b"\xff\xff\xff\xffftypheic").contains("a HEIC image"));
+        assert!(error(b"\xff\xff\xff\xffftypheic").contains("HEIC"));
         // The version is no brand.
         assert!(error(b"\0\0\0\x10ftypisomheic").contains(plain));
     }

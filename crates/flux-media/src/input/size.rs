@@ -294,7 +294,7 @@ mod tests {
         let read = without_bounds(45, 700).unwrap();
         assert_eq!((read.width, read.height), (32, 688));
         let error = without_bounds(15, 64).unwrap_err().to_string();
-        assert!(error.contains("15x64, too narrow to keep 16 pixels") && error.contains("hint: "), "{error}");
+        assert!(error.contains("15x64") && error.contains("hint: "), "{error}");
     }
 
     #[test]

@@ -17,24 +17,8 @@ pub const MAX_TEXT: u64 = 16 << 20;
 
 /// Keywords of texts that are read, in addition to those of profiles. No other text is inflated.
 const KEYWORDS: [&str; 18] = [
-    RECIPE,
-    PARAMETERS,
-    XMP,
-    "prompt",
-    "workflow",
-    "invokeai_metadata",
-    "sd-metadata",
-    "Dream",
-    "dream",
-    "fooocus_scheme",
-    "Title",
-    "Description",
-    "Author",
-    "Software",
-    "Source",
-    "Comment",
-    "Copyright",
-    "Creation Time",
+    RECIPE, PARAMETERS, XMP, "prompt", "workflow", "invokeai_metadata", "sd-metadata", "Dream", "dream",
+    "fooocus_scheme", "Title", "Description", "Author", "Software", "Source", "Comment", "Copyright", "Creation Time",
 ];
 /// The first words of the keyword that ImageMagick uses for EXIF and XMP in a PNG, as hexadecimal digits.
 pub(super) const PROFILE: &str = "Raw profile type ";

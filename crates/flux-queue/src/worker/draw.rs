@@ -8,6 +8,7 @@ use flux::error::{Error, ErrorKind, KEYS, Result, named};
 use flux::files::ModelPaths;
 use flux::pipeline::Request;
 use flux::stage::{CancelFlag, Progress, Stage};
+use scopeguard::guard;
 
 use super::inputs::Fetched;
 use super::{Spool, Watchdog};
@@ -118,15 +119,9 @@ pub fn draw(
     (delivery, watchdog): (u64, &Watchdog),
     report: &dyn Fn(JobProgress),
 ) -> std::result::Result<(Vec<u8>, Arc<str>), Undrawn> {
-    /// Tells the watchdog, when dropped, that the engine is done with the job.
-    struct Given<'a>(&'a Watchdog, u64);
-    impl Drop for Given<'_> {
-        fn drop(&mut self) {
-            self.0.over(self.1);
-        }
-    }
     watchdog.given();
-    let given = Given(watchdog, delivery);
+    // Also if the engine fails.
+    let given = guard(watchdog, |watchdog| watchdog.over(delivery));
     let ticket = engine.submit(prepared.job).map_err(undrawn)?;
     let (mut made, mut last, mut by) = (None, None, Arc::from(""));
     for event in ticket {

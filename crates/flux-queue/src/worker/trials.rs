@@ -110,7 +110,7 @@ mod tests {
         assert_eq!(read(9).await.unwrap(), ended);
         assert_eq!(read(1).await.unwrap().count, 1, "the count is at most the number of deliveries");
         assert_eq!(ended.dead(), None);
-        assert!(ended.and(None).dead().unwrap().starts_with("delivery_limit: 5 workers ended"));
+        assert!(ended.and(None).dead().unwrap().starts_with("delivery_limit: 5 "));
         let failed = ended.and(Some("no memory\n  hint: more".to_string()));
         failed.write(&store, "trials/a").await.unwrap();
         assert_eq!(read(9).await.unwrap().dead().as_deref(), Some("no memory\n  hint: more"));

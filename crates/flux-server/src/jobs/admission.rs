@@ -21,6 +21,7 @@ use std::time::Duration;
 use flux::engine::EmbeddedFiles;
 use flux::stage::CancelFlag;
 use parking_lot::Mutex;
+use scopeguard::guard;
 use tokio::sync::oneshot;
 
 use crate::http::error::{ApiError, Result, SOON};
@@ -132,15 +133,6 @@ pub struct Permit {
 struct Turn {
     admission: Arc<Admission>,
     id: u64,
-}
-
-/// Cancels work if its request is dropped.
-struct CancelOnDrop(CancelFlag);
-
-impl Drop for CancelOnDrop {
-    fn drop(&mut self) {
-        self.0.cancel();
-    }
 }
 
 impl Admission {
@@ -329,7 +321,8 @@ impl Permit {
         work: impl FnOnce(&CancelFlag) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let flag = cancel.child();
-        let _ends_with_this = CancelOnDrop(flag.clone());
+        // Dropping the request cancels its work.
+        let _ends_with_this = guard(flag.clone(), |flag| flag.cancel());
         let (turn, started) = self.admission.enter(&self.owner, estimate, (purpose, flag.clone()))?;
         started.await.map_err(|_| draining())?;
         let (done, result) = oneshot::channel();

@@ -3,29 +3,6 @@
 use super::Offsets;
 use super::tile::{Line, LineTiles, Sums, Tile, Tiles};
 
-/// Returns `true` if this CPU and this kernel permit the tiles. All CPUs that multiply bfloat16 multiply integers.
-pub fn available() -> bool {
-    use std::sync::OnceLock;
-    static AVAILABLE: OnceLock<bool> = OnceLock::new();
-    *AVAILABLE.get_or_init(|| {
-        use std::arch::x86_64::{__cpuid, __cpuid_count};
-        const ALL: u32 = TILE_UNIT | BF16_PRODUCT | INT8_PRODUCT;
-        const TILE_UNIT: u32 = 1 << 24;
-        const BF16_PRODUCT: u32 = 1 << 22;
-        const INT8_PRODUCT: u32 = 1 << 25;
-        const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
-        const XFEATURE_XTILE_DATA: libc::c_long = 18;
-        #[allow(unused_unsafe)] // Newer compilers consider it safe.
-        // SAFETY: every x86-64 CPU has cpuid, and leaf 7 is read only if leaf 0 reports it.
-        let features = unsafe { if __cpuid(0).eax < 7 { 0 } else { __cpuid_count(7, 0).edx } };
-        // The tiles are 8 KiB of state, which Linux (from 5.16) saves only for processes that requested it. It refuses
-        // if the CPU or the hypervisor doesn't support them, so XCR0 needs no check.
-        features & ALL == ALL
-            // SAFETY: this request takes a number, touches no memory of ours, and holds for all threads of the process.
-            && unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA) } == 0
-    })
-}
-
 /// The tile unit, configured on this thread; it multiplies bfloat16, or integers if `INT8`.
 pub(super) struct Amx<const INT8: bool> {
     /// Makes the type neither `Send` nor `Sync`: the configuration belongs to a thread, so it must end on that thread.
@@ -114,8 +91,31 @@ impl<const INT8: bool> Tiles for Amx<INT8> {
     const BYTES: usize = if INT8 { 1 } else { 2 };
     const OFFSET: i32 = if INT8 { 128 } else { 0 };
 
+    /// Returns `true` if this CPU and this kernel permit the tiles. All CPUs that multiply bfloat16 multiply integers.
+    fn available() -> bool {
+        use std::sync::OnceLock;
+        static AVAILABLE: OnceLock<bool> = OnceLock::new();
+        *AVAILABLE.get_or_init(|| {
+            use std::arch::x86_64::{__cpuid, __cpuid_count};
+            const ALL: u32 = TILE_UNIT | BF16_PRODUCT | INT8_PRODUCT;
+            const TILE_UNIT: u32 = 1 << 24;
+            const BF16_PRODUCT: u32 = 1 << 22;
+            const INT8_PRODUCT: u32 = 1 << 25;
+            const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+            const XFEATURE_XTILE_DATA: libc::c_long = 18;
+            #[allow(unused_unsafe)] // Newer compilers consider it safe.
+            // SAFETY: every x86-64 CPU has cpuid, and leaf 7 is read only if leaf 0 reports it.
+            let features = unsafe { if __cpuid(0).eax < 7 { 0 } else { __cpuid_count(7, 0).edx } };
+            // The tiles are 8 KiB of state, which Linux (from 5.16) saves only for processes that requested it. It refuses
+            // if the CPU or the hypervisor doesn't support them, so XCR0 needs no check.
+            features & ALL == ALL
+                // SAFETY: this request takes a number, touches no memory of ours, and holds for all threads of the process.
+                && unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA) } == 0
+        })
+    }
+
     fn begin() -> Self {
-        assert!(available(), "no AMX on this machine");
+        assert!(Self::available(), "no AMX on this machine");
         /// Palette 1: eight tiles, each of 16 rows of 64 bytes. Entries past the eighth must be 0.
         #[repr(C, align(64))]
         struct Config {

@@ -1,17 +1,19 @@
 //! Units that keep a block of sums in vector registers, and the loop that most of them share: [`unit!`].
 
+use std::marker::PhantomData;
+
 use super::Offsets;
 use super::tile::{Line, LineTiles, PAIR, Sums, TILE, Tile, Tiles};
 
-/// A unit of vector instructions, which multiplies tiles and lines.
+/// Instructions that multiply blocks of vectors. [`Unit`] makes a unit of them.
 pub(super) trait Blocks {
     /// See [`Tiles::BYTES`].
     const BYTES: usize;
     /// See [`Tiles::OFFSET`].
     const OFFSET: i32;
 
-    /// Creates the unit. Panics unless this CPU has the instructions.
-    fn begin() -> Self;
+    /// See [`Tiles::available`].
+    fn available() -> bool;
 
     /// Computes `sums (or 0, unless add) += a b` over `count` pairs of tiles; `at` returns the addresses of both. Sums
     /// past `x_rows` rows of X, 16 or 32, may be left out.
@@ -28,13 +30,21 @@ pub(super) trait Blocks {
     );
 }
 
-impl<T: Blocks> Tiles for T {
+/// A unit of vector instructions, which multiplies tiles and lines. It exists only on a CPU that has them.
+pub(super) struct Unit<T>(PhantomData<T>);
+
+impl<T: Blocks> Tiles for Unit<T> {
     const BLOCK_STEPS: usize = 16;
     const BYTES: usize = T::BYTES;
     const OFFSET: i32 = T::OFFSET;
 
+    fn available() -> bool {
+        T::available()
+    }
+
     fn begin() -> Self {
-        T::begin()
+        assert!(T::available());
+        Self(PhantomData)
     }
 
     fn multiply(
@@ -57,7 +67,7 @@ impl<T: Blocks> Tiles for T {
     }
 }
 
-impl<T: Blocks> LineTiles for T {
+impl<T: Blocks> LineTiles for Unit<T> {
     fn multiply_lines(&self, a: &[Line], offsets: &Offsets, b: &[Tile], sums: &mut Sums) {
         let (steps, terms) = (b.len() / 2, offsets.terms());
         assert!(terms > 0 && offsets.bytes().len() == steps * terms && a.len() >= offsets.reach());
@@ -83,14 +93,9 @@ macro_rules! unit {
         |$sum:ident, $w:ident, $x:ident| $product:expr
     ) => {
         $(#[$doc])*
-        pub(super) struct $unit(());
+        pub(super) struct $unit;
 
         impl $unit {
-            /// Returns `true` if this CPU has the instructions.
-            pub(super) fn available() -> bool {
-                $detected
-            }
-
             /// See [`Blocks::accumulate`].
             ///
             /// # Safety
@@ -157,9 +162,8 @@ macro_rules! unit {
             const BYTES: usize = $bytes;
             const OFFSET: i32 = $offset;
 
-            fn begin() -> Self {
-                assert!(Self::available());
-                Self(())
+            fn available() -> bool {
+                $detected
             }
 
             unsafe fn accumulate(

@@ -41,22 +41,14 @@ macro_rules! matrix_unit {
         $unit:ident, $features:literal, $detected:expr, $bytes:literal bytes, offset $offset:literal, $product:literal
     ) => {
         $(#[$doc])*
-        pub(super) struct $unit(());
-
-        impl $unit {
-            /// Returns `true` if this CPU has the instructions.
-            pub(super) fn available() -> bool {
-                $detected
-            }
-        }
+        pub(super) struct $unit;
 
         impl Blocks for $unit {
             const BYTES: usize = $bytes;
             const OFFSET: i32 = $offset;
 
-            fn begin() -> Self {
-                assert!(Self::available());
-                Self(())
+            fn available() -> bool {
+                $detected
             }
 
             #[target_feature(enable = $features)]

@@ -10,6 +10,10 @@ impl Tiles for Portable {
     const BYTES: usize = 1;
     const OFFSET: i32 = 128;
 
+    fn available() -> bool {
+        true
+    }
+
     fn begin() -> Self {
         Self
     }

@@ -13,6 +13,10 @@ impl Tiles for Emulated {
     const BLOCK_STEPS: usize = 32;
     const BYTES: usize = 2;
 
+    fn available() -> bool {
+        true
+    }
+
     fn begin() -> Self {
         Self
     }
@@ -56,6 +60,10 @@ struct Wrong;
 impl Tiles for Wrong {
     const BLOCK_STEPS: usize = 32;
     const BYTES: usize = 2;
+
+    fn available() -> bool {
+        true
+    }
 
     fn begin() -> Self {
         Self
@@ -305,8 +313,8 @@ fn instructions_of_this_cpu_pass_the_check_at_the_start() {
 
 #[test]
 fn the_check_at_the_start_notices_errors() {
-    assert!(tile::is_right::<Emulated>() && tile::is_right::<portable::Portable>());
-    assert!(!tile::is_right::<Wrong>());
+    assert!(tile::is_usable::<Emulated>() && tile::is_usable::<portable::Portable>());
+    assert!(!tile::is_usable::<Wrong>());
 }
 
 /// Every unit for integers, compared with the definition to the last bit.

@@ -46,7 +46,11 @@ pub(super) trait Tiles {
     /// The number that integers of X contain more than their value in the sums of this unit.
     const OFFSET: i32 = 0;
 
-    /// Configures this thread for the multiplications below until the value is dropped.
+    /// Returns `true` if this CPU has the instructions.
+    fn available() -> bool;
+
+    /// Configures this thread for the multiplications below until the value is dropped. Panics unless the unit is
+    /// available.
     fn begin() -> Self;
 
     /// Computes `sums (or 0, unless add) += a b` for a pair of tiles of W by a strip of X.
@@ -66,8 +70,12 @@ pub(super) trait Tiles {
     );
 }
 
-/// Compares a unit that is available with the definition, on integers with sums that are exact in float32 too.
-pub(super) fn is_right<T: Tiles>() -> bool {
+/// Returns `true` if a unit is available, and agrees with the definition on integers with sums that are exact in float32
+/// too.
+pub(super) fn is_usable<T: Tiles>() -> bool {
+    if !T::available() {
+        return false;
+    }
     const STEPS: usize = 3;
     let numbers = LINE_BYTES / T::BYTES;
     let number = |row: usize, i: usize| ((row * 1009 + i * 37) % 61) as i8 - 30;

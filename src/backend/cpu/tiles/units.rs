@@ -3,12 +3,13 @@
 use std::sync::OnceLock;
 
 #[cfg(target_arch = "x86_64")]
-use super::amx::{self, Amx};
+use super::amx::Amx;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use super::blocks::Unit;
 #[cfg(target_arch = "aarch64")]
 use super::neon::{Bfmmla, Sdot, Usmmla};
 use super::portable::Portable;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-use super::tile::is_right;
+use super::tile::{Tiles, is_usable};
 #[cfg(target_arch = "x86_64")]
 use super::vectors::{Avx2, Avx512Bf16, Avx512Vnni, AvxVnni, is_amd};
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
@@ -47,7 +48,7 @@ pub static BF16: &[Bf16Unit] = &[
     #[cfg(target_arch = "x86_64")]
     Bf16Unit {
         name: "AMX-BF16",
-        is_available: || amx::available() && is_right::<Amx<false>>(),
+        is_available: is_usable::<Amx<false>>,
         is_fast_in_terms: true,
         is_fast: || true,
         multiply: multiply_on::<Amx<false>>,
@@ -56,56 +57,46 @@ pub static BF16: &[Bf16Unit] = &[
     #[cfg(target_arch = "x86_64")]
     Bf16Unit {
         name: "AVX512-BF16",
-        is_available: || Avx512Bf16::available() && is_right::<Avx512Bf16>(),
+        is_available: is_usable::<Unit<Avx512Bf16>>,
         is_fast_in_terms: false,
         is_fast: is_amd,
-        multiply: multiply_on::<Avx512Bf16>,
-        multiply_windows: windows::multiply_on::<Avx512Bf16>,
+        multiply: multiply_on::<Unit<Avx512Bf16>>,
+        multiply_windows: windows::multiply_on::<Unit<Avx512Bf16>>,
     },
     // On Neoverse V1 and N2 an instruction has four times the products of a float32 multiply-add, and another arranges
     // operands for each two of them. One term may be faster there, but it was never timed, nor are other CPUs known.
     #[cfg(target_arch = "aarch64")]
     Bf16Unit {
         name: "BFMMLA",
-        is_available: || Bfmmla::available() && is_right::<Bfmmla>(),
+        is_available: is_usable::<Unit<Bfmmla>>,
         is_fast_in_terms: false,
         is_fast: || false,
-        multiply: multiply_on::<Bfmmla>,
-        multiply_windows: windows::multiply_on::<Bfmmla>,
+        multiply: multiply_on::<Unit<Bfmmla>>,
+        multiply_windows: windows::multiply_on::<Unit<Bfmmla>>,
     },
 ];
+
+impl Int8Unit {
+    const fn new<T: Tiles>(name: &'static str) -> Self {
+        Self { name, is_available: is_usable::<T>, multiply: multiply_on::<T> }
+    }
+}
 
 /// The units for integers, the fastest first; the last is always available.
 pub static INT8: &[Int8Unit] = &[
     #[cfg(target_arch = "x86_64")]
-    Int8Unit {
-        name: "AMX-INT8",
-        is_available: || amx::available() && is_right::<Amx<true>>(),
-        multiply: multiply_on::<Amx<true>>,
-    },
+    Int8Unit::new::<Amx<true>>("AMX-INT8"),
     #[cfg(target_arch = "x86_64")]
-    Int8Unit {
-        name: "AVX512-VNNI",
-        is_available: || Avx512Vnni::available() && is_right::<Avx512Vnni>(),
-        multiply: multiply_on::<Avx512Vnni>,
-    },
+    Int8Unit::new::<Unit<Avx512Vnni>>("AVX512-VNNI"),
     #[cfg(target_arch = "x86_64")]
-    Int8Unit {
-        name: "AVX-VNNI",
-        is_available: || AvxVnni::available() && is_right::<AvxVnni>(),
-        multiply: multiply_on::<AvxVnni>,
-    },
+    Int8Unit::new::<Unit<AvxVnni>>("AVX-VNNI"),
     #[cfg(target_arch = "x86_64")]
-    Int8Unit { name: "AVX2", is_available: || Avx2::available() && is_right::<Avx2>(), multiply: multiply_on::<Avx2> },
+    Int8Unit::new::<Unit<Avx2>>("AVX2"),
     #[cfg(target_arch = "aarch64")]
-    Int8Unit {
-        name: "USMMLA",
-        is_available: || Usmmla::available() && is_right::<Usmmla>(),
-        multiply: multiply_on::<Usmmla>,
-    },
+    Int8Unit::new::<Unit<Usmmla>>("USMMLA"),
     #[cfg(target_arch = "aarch64")]
-    Int8Unit { name: "SDOT", is_available: || Sdot::available() && is_right::<Sdot>(), multiply: multiply_on::<Sdot> },
-    Int8Unit { name: "portable", is_available: || true, multiply: multiply_on::<Portable> },
+    Int8Unit::new::<Unit<Sdot>>("SDOT"),
+    Int8Unit::new::<Portable>("portable"),
 ];
 
 /// Returns the fastest unit for bfloat16 of this CPU, if it has one.

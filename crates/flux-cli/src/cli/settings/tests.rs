@@ -42,7 +42,7 @@ fn a_variable_that_is_no_text_is_an_error() {
     use std::os::unix::ffi::OsStringExt;
     let variable = |name: &str| (name == "FLUX_DEVICE").then(|| OsString::from_vec(b"cp\xff".to_vec()));
     let error = Settings::read(variable, &[]).unwrap_err().to_string();
-    assert!(error.contains("is not valid UTF-8") && error.contains("in: FLUX_DEVICE"), "{error}");
+    assert!(error.contains("UTF-8") && error.contains("in: FLUX_DEVICE"), "{error}");
 }
 
 #[test]

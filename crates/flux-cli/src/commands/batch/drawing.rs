@@ -143,12 +143,7 @@ impl Run<'_> {
     fn check_item(&self, item: &Item, info: &ModelInfo, paths: &ModelPaths) -> Result<()> {
         let (request, inputs) = self.prepare(item, &item.recipe)?;
         check_room(item, &item.recipe, paths, &inputs)?;
-        for used in &item.recipe.adapters {
-            let file = names::adapter(&used.file)?;
-            if !file.exists() {
-                return Err(Error::new("the adapter does not exist").at_path(&used.file));
-            }
-        }
+        item.recipe.adapters.iter().try_for_each(|used| names::existing_adapter(&used.file).map(drop))?;
         info.check_request(&request)
     }
 
@@ -256,14 +251,7 @@ impl Run<'_> {
                 .for_field(Field::EmbedInputs)
                 .hint(format!("leave out `{:#}`, or `recipe` in the line", Field::EmbedInputs)));
         }
-        let request = recipe.request()?;
-        let mut stdin = io::empty();
-        let mut source = InputSource::new(&mut stdin);
-        source.keeps = self.args.draw.embed_inputs;
-        let inputs = Inputs::read(recipe, &mut source)?;
-        let request = inputs.apply(request);
-        request.check_count(1)?;
-        Ok((request, inputs))
+        prepare(recipe, self.args.draw.embed_inputs)
     }
 
     fn submit(
@@ -327,6 +315,20 @@ impl Run<'_> {
         }
         Ok(())
     }
+}
+
+/// Returns the request of a recipe for one image, and its inputs, which keep their files if `keeps`.
+///
+/// Errors if the recipe is invalid, or an input cannot be read.
+pub fn prepare(recipe: &Recipe, keeps: bool) -> Result<(Request, Inputs)> {
+    let request = recipe.request()?;
+    let mut stdin = io::empty();
+    let mut source = InputSource::new(&mut stdin);
+    source.keeps = keeps;
+    let inputs = Inputs::read(recipe, &mut source)?;
+    let request = inputs.apply(request);
+    request.check_count(1)?;
+    Ok((request, inputs))
 }
 
 /// Errors if the file of an image cannot hold the image, or has no room for its recipe.

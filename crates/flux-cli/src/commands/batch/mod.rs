@@ -31,7 +31,9 @@ use flux::output::NameTemplate;
 use flux::{Error, Result};
 
 use self::drawing::Run;
+pub use self::drawing::prepare;
 use self::items::{Items, Todo};
+pub use self::lines::varied;
 use self::lines::{Defaults, List};
 use self::manifest::Manifest;
 use super::signals::Signals;
@@ -98,11 +100,4 @@ fn cannot_make(folder: &Path, e: &io::Error) -> Error {
         return Error::usage(format!("`{}` is a file, not a folder", folder.display())).hint("name another folder");
     }
     Error::new(format!("cannot create the folder: {e}")).at_path(folder).hint("name a folder that you can write to")
-}
-
-/// Returns a recipe with some fields replaced, in the notation of a table.
-///
-/// Errors when a field does not exist, or a value has the wrong type.
-pub fn varied(base: &Recipe, values: &[(&str, &str)]) -> Result<Recipe> {
-    lines::varied(base, values)
 }

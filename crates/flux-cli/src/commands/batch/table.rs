@@ -9,20 +9,8 @@ use super::fields::{self, ALIASES, FIELDS, META};
 
 /// Fields with numbers, and fields with booleans. All other fields are text.
 const NUMBERS: [&str; 14] = [
-    "width",
-    "height",
-    "steps",
-    "num_inference_steps",
-    "seed",
-    "guidance",
-    "guidance_scale",
-    "max_sequence_length",
-    "strength",
-    "mask_padding",
-    "feather",
-    "tile",
-    "tile_overlap",
-    "n",
+    "width", "height", "steps", "num_inference_steps", "seed", "guidance", "guidance_scale", "max_sequence_length",
+    "strength", "mask_padding", "feather", "tile", "tile_overlap", "n",
 ];
 const SWITCHES: [&str; 6] =
     ["no_composite", "full_size", "no_self_reference", "sparse", fields::RECIPE, fields::UPSAMPLE];

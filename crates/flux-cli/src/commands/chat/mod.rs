@@ -6,7 +6,6 @@ mod input;
 mod line;
 mod talk;
 
-use std::fs;
 use std::io::{self, IsTerminal};
 use std::time::Instant;
 
@@ -15,6 +14,7 @@ use flux::{Error, Result};
 use self::editor::Entered;
 use self::input::Input;
 use self::talk::{Next, Talk};
+use super::create_folder;
 use super::signals::Signals;
 use crate::cli::Chat;
 use flux_runtime::progress::say;
@@ -27,11 +27,7 @@ const WELCOME: &str =
 pub fn run(args: &Chat, start: Instant, signals: &Signals) -> Result<()> {
     args.check()?;
     if let Some(folder) = &args.output {
-        fs::create_dir_all(folder).map_err(|e| {
-            Error::new(format!("cannot create the folder: {e}"))
-                .at_path(folder)
-                .hint("name a folder that you can write to")
-        })?;
+        create_folder(folder)?;
     }
     signals.listen_in_turn()?;
     let mut talk = Talk::new(args, signals, start)?;

@@ -188,9 +188,7 @@ impl<'a> Talk<'a> {
                 self.recipe.negative = negative;
             }
             Command::Lora(Some(used)) => {
-                if !names::adapter(&used.file)?.exists() {
-                    return Err(Error::usage("the adapter does not exist").at_path(&used.file));
-                }
+                names::existing_adapter(&used.file)?;
                 self.recipe.adapters.push(used);
                 self.print_setting(&format!(
                     "{} adapters for the next images, until `!lora`",

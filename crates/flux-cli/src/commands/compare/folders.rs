@@ -2,11 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use flux::error::{escaped, shown};
-use flux::input::{is_image, read};
+use flux::input::read;
 use flux::{Error, Result};
 use serde::Serialize;
 
@@ -14,10 +13,9 @@ use super::measured::Measured;
 use super::print;
 use crate::cli::Compare;
 use crate::commands::json::print_object;
+use crate::commands::pictures::images_in_folder;
 use flux_runtime::progress::say;
 
-/// Maximum number of images in a folder.
-const MAX_IMAGES: usize = 100_000;
 const HEAD: [&str; 6] = ["image", "max", "mean", "psnr", "ssim", "differing"];
 
 /// Two images with the same name.
@@ -109,21 +107,8 @@ fn check_diff(args: &Compare) -> Result<()> {
 
 /// Returns the file names of the images in a folder.
 fn images_of(folder: &Path) -> Result<BTreeSet<OsString>> {
-    let failed = |e| Error::new(format!("cannot read the folder: {e}")).at_path(folder).hint("check its permissions");
-    let mut names = BTreeSet::new();
-    for entry in fs::read_dir(folder).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        // Skips pipes, which would block.
-        if entry.path().is_file() && is_image(&entry.path()) {
-            names.insert(entry.file_name());
-        }
-        if names.len() > MAX_IMAGES {
-            return Err(Error::new(format!("the folder has more than {MAX_IMAGES} images"))
-                .at_path(folder)
-                .hint("compare folders with fewer images"));
-        }
-    }
-    Ok(names)
+    let images = images_in_folder(folder, None)?;
+    Ok(images.iter().filter_map(|image| image.file_name()).map(OsString::from).collect())
 }
 
 impl Pair {

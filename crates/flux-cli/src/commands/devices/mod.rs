@@ -3,12 +3,13 @@
 
 mod sensors;
 
+use flux::Result;
 use flux::engine::devices::{GpuFacts, HostFacts, describe_precision, free_bytes, host_facts, survey};
 use flux::error::{named, shown};
-use flux::{Error, Result};
 use serde::Serialize;
 
 use self::sensors::{Library, Sensors};
+use super::json::json_lines;
 use super::print;
 use crate::cli::{self, Devices};
 
@@ -18,22 +19,11 @@ const UNKNOWN: &str = "-";
 /// The JSON report.
 #[derive(Serialize)]
 struct Report {
-    cpu: Host,
+    cpu: HostFacts,
     driver: Option<Driver>,
     /// The reason if there is no GPU.
     no_gpu: Option<String>,
     gpus: Vec<Gpu>,
-}
-
-#[derive(Serialize)]
-struct Host {
-    name: Option<String>,
-    cores: Option<usize>,
-    threads: usize,
-    instructions: Vec<&'static str>,
-    products: String,
-    memory_bytes: Option<u64>,
-    available_bytes: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -64,13 +54,12 @@ struct Gpu {
 /// Prints the devices. A machine without a GPU is not an error.
 pub fn run(args: &Devices) -> Result<()> {
     let report = report();
-    let json = |e| Error::new(format!("cannot write the devices as JSON: {e}"));
-    let text = if args.json { serde_json::to_string_pretty(&report).map_err(json)? } else { report.text() };
+    let text = if args.json { json_lines(&report)? } else { report.text() };
     print(text.as_bytes())
 }
 
 fn report() -> Report {
-    let cpu = Host::from_facts(host_facts());
+    let cpu = host_facts();
     match survey() {
         Ok(survey) => {
             let library = Library::open();
@@ -99,19 +88,10 @@ pub fn lines() -> Vec<String> {
         .iter()
         .map(|driver| format!("driver: {}, CUDA {}", driver.version.as_deref().unwrap_or(UNKNOWN), driver.cuda));
     let no_gpu = report.no_gpu.iter().map(|why| format!("no GPU: {}", why.lines().next().unwrap_or_default()));
-    [format!("cpu: {}", report.cpu.line())].into_iter().chain(driver).chain(gpus).chain(no_gpu).collect()
-}
-
-impl Host {
-    fn from_facts(facts: HostFacts) -> Self {
-        let HostFacts { name, cores, threads, instructions, products, memory_bytes, available_bytes } = facts;
-        Self { name, cores, threads, instructions, products, memory_bytes, available_bytes }
-    }
-
-    fn line(&self) -> String {
-        let name = self.name.as_deref().unwrap_or(UNKNOWN);
-        format!("{name}, {} threads, {}", self.threads, self.instructions.join(" "))
-    }
+    let HostFacts { name, threads, instructions, .. } = &report.cpu;
+    let name = name.as_deref().unwrap_or(UNKNOWN);
+    let cpu = format!("cpu: {name}, {threads} threads, {}", instructions.join(" "));
+    [cpu].into_iter().chain(driver).chain(gpus).chain(no_gpu).collect()
 }
 
 impl Gpu {

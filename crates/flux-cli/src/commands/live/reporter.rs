@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use flux::{Error, Result};
 
+use super::super::json::json_line;
 use crate::cli::Live;
 use flux_live::Stats;
 use flux_runtime::progress::{Console, say};
@@ -56,8 +57,7 @@ impl Reporter {
     }
 
     fn report(&mut self, report: &flux_live::StatsReport) -> Result<()> {
-        let line =
-            serde_json::to_string(report).map_err(|e| Error::new(format!("cannot write the statistics: {e}")))?;
+        let line = json_line(report)?;
         match &mut self.to {
             Destination::None => Ok(()),
             Destination::Stderr => {

@@ -25,12 +25,7 @@ use flux_base::error::{Error, Result};
 
 /// Endings of the tensors that belong to a layer.
 const COMPANIONS: [&str; 7] = [
-    ".weight_scale",
-    ".weight_scale_2",
-    ".weight_scale_inv",
-    ".input_scale",
-    ".comfy_quant",
-    ".scale_weight",
+    ".weight_scale", ".weight_scale_2", ".weight_scale_inv", ".input_scale", ".comfy_quant", ".scale_weight",
     ".scale_input",
 ];
 /// Endings of tensors with one scale or one per row.

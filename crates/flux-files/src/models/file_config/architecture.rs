@@ -93,20 +93,8 @@ mod tests {
             assert_eq!(of(name, Role::TextEncoder), (true, false, false), "{name}");
         }
         for name in [
-            "llama",
-            "llama4",
-            "qwen2",
-            "qwen2vl",
-            "qwen3moe",
-            "qwen35",
-            "qwen3next",
-            "gemma3",
-            "gemma3n",
-            "mistral3",
-            "phi3",
-            "exaone4",
-            "flux",
-            "deepseek2",
+            "llama", "llama4", "qwen2", "qwen2vl", "qwen3moe", "qwen35", "qwen3next", "gemma3", "gemma3n", "mistral3",
+            "phi3", "exaone4", "flux", "deepseek2",
         ] {
             assert_eq!(of(name, Role::TextEncoder), (false, true, false), "{name}");
         }

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use axum::http::StatusCode;
 use bytes::Bytes;
 use flux::engine::{Job, Priority, Recipe};
-use flux::output::ImageFormat;
 use flux::stage::CancelFlag;
 use futures_util::future::try_join_all;
 use tokio::sync::oneshot;
@@ -19,7 +18,7 @@ use super::{STORE_WITHIN, Workers};
 use crate::http::error::{ApiError, Result, SOON, cancelled};
 use crate::http::ids::new_id;
 use crate::jobs::record::{JobRecord, Status};
-use crate::jobs::request::{Asked, Encoding, Previews};
+use crate::jobs::request::{Asked, Previews};
 use crate::jobs::work::{self, check_pixels};
 use flux_queue::message::{self, FileFormat, JobMessage, VERSION, check_tensors, unix_time};
 use flux_queue::names::{Key, Lane, input};
@@ -133,7 +132,7 @@ impl Workers {
         let model = self.description(&record.model).await?;
         self.upload(&draft.inputs).await?;
         let recipe = self.sent(draft).await?;
-        let format = file_format(record.encoding);
+        let format = FileFormat::new(record.encoding.format, record.encoding.quality);
         let mut missing = Vec::new();
         let ones = (0..record.count).map(|image| {
             let recipe = draft.job.image_recipe(&recipe, image);
@@ -254,14 +253,6 @@ impl Workers {
     }
 }
 
-fn file_format(encoding: Encoding) -> FileFormat {
-    match encoding.format {
-        ImageFormat::Png => FileFormat::Png,
-        ImageFormat::Jpeg => FileFormat::Jpeg { quality: encoding.quality },
-        ImageFormat::Webp => FileFormat::Webp,
-    }
-}
-
 fn message_of(one: &One, record: &JobRecord, deadline: Instant) -> JobMessage {
     let left = deadline.saturating_duration_since(Instant::now());
     JobMessage {
@@ -273,7 +264,7 @@ fn message_of(one: &One, record: &JobRecord, deadline: Instant) -> JobMessage {
         key: one.key,
         model: record.model.clone(),
         recipe: one.recipe.clone(),
-        format: file_format(record.encoding),
+        format: FileFormat::new(record.encoding.format, record.encoding.quality),
         client: Some(record.owner.key.clone()),
         priority: Lane::Online,
         deadline: Some(unix_time() + left.as_secs_f64().ceil() as u64),

@@ -15,6 +15,7 @@ use crate::http::client::Client;
 use crate::http::error::{ApiError, Result, shown};
 use crate::http::pieces::Files;
 use crate::jobs::admission::{Estimate, Permit};
+use crate::jobs::fields::missing;
 use crate::jobs::request::{Asked, ENLARGED, Enlargement, MAX_FACTOR};
 use crate::wire::FromClient;
 use crate::{App, EndsWithClient, http::answer, jobs::intake};
@@ -70,11 +71,6 @@ pub async fn batch(FromClient(app, client): FromClient, request: Request) -> SdR
     Ok(answer::pieces(files.json(&json!({"html_info": extras.info(), "images": images}))))
 }
 
-fn missing(field: &'static str) -> ApiError {
-    ApiError::bad("missing_required_parameter", format!("the field `{field}` is missing")).with_param(field)
-}
-
-/// The fields of a request that all its images share.
 struct Extras {
     /// `None` leaves the images as they are.
     enlargement: Option<Enlargement>,

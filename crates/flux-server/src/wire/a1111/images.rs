@@ -16,6 +16,7 @@ use super::file_of;
 use super::reading::Reading;
 use crate::http::error::{ApiError, Result};
 use crate::jobs::admission::{self, Estimate};
+use crate::jobs::fields::missing;
 use crate::jobs::masks;
 use crate::jobs::request::read_estimate;
 
@@ -48,9 +49,7 @@ impl Reading<'_> {
         &mut self,
         recipe: Recipe,
     ) -> Result<(Recipe, EmbeddedFiles, Option<admission::Preparation>)> {
-        let missing = || {
-            ApiError::bad("missing_required_parameter", "the field `init_images` is missing").with_param("init_images")
-        };
+        let missing = || missing("init_images");
         let images = match self.fields.remove("init_images") {
             Some(Value::Array(images)) if !images.is_empty() => images,
             Some(Value::String(image)) => vec![Value::String(image)],

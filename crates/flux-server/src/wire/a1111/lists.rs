@@ -11,6 +11,7 @@ use super::{SdResult, extras, file_of, read_fields};
 use crate::http::client::Client;
 use crate::http::error::ApiError;
 use crate::jobs::admission::Estimate;
+use crate::jobs::fields::missing;
 use crate::wire::FromClient;
 use crate::{App, http::answer};
 
@@ -85,7 +86,7 @@ pub async fn png_info(FromClient(app, client): FromClient, request: Request) -> 
     let permit = app.permit(&client);
     let mut fields = read_fields(&app, request.into_body(), &permit).await?;
     let Some(Value::String(text)) = fields.remove("image") else {
-        return Err(ApiError::bad("missing_required_parameter", "the field `image` is missing").into());
+        return Err(missing("image").into());
     };
     let estimate = Estimate::bytes(text.len() + MAX_TEXT as usize);
     let read = move |_: &CancelFlag| {

@@ -210,16 +210,14 @@ impl<'a> Reading<'a> {
     fn encoding(&mut self, settings: &mut Map<String, Value>) -> Encoding {
         let format = settings.remove("samples_format").and_then(|format| format.as_str().map(str::to_lowercase));
         let quality = settings.remove("jpeg_quality").and_then(|quality| quality.as_u64());
-        let known = match format.as_deref() {
-            None | Some("" | "png") => Some(ImageFormat::Png),
-            Some("jpg" | "jpeg") => Some(ImageFormat::Jpeg),
-            Some("webp") => Some(ImageFormat::Webp),
-            Some(other) => {
-                self.lost.push(format!("override_settings.samples_format `{}`", shown(other)));
-                None
+        let format = format.filter(|format| !format.is_empty()).and_then(|name| {
+            let known = ImageFormat::from_name(&name);
+            if known.is_none() {
+                self.lost.push(format!("override_settings.samples_format `{}`", shown(&name)));
             }
-        };
-        let format = known.unwrap_or(ImageFormat::Png);
+            known
+        });
+        let format = format.unwrap_or(ImageFormat::Png);
         let quality = quality.filter(|_| format == ImageFormat::Jpeg).map(|quality| quality.clamp(1, 100) as u8);
         Encoding { format, quality }
     }

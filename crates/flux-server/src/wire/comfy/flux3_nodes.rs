@@ -43,22 +43,9 @@ const fn image(name: &'static str) -> Input {
 
 /// The images of nodes with any number of them.
 const IMAGES: [&str; MAX_REFERENCES] = [
-    "images.image0",
-    "images.image1",
-    "images.image2",
-    "images.image3",
-    "images.image4",
-    "images.image5",
-    "images.image6",
-    "images.image7",
-    "images.image8",
-    "images.image9",
-    "images.image10",
-    "images.image11",
-    "images.image12",
-    "images.image13",
-    "images.image14",
-    "images.image15",
+    "images.image0", "images.image1", "images.image2", "images.image3", "images.image4", "images.image5",
+    "images.image6", "images.image7", "images.image8", "images.image9", "images.image10", "images.image11",
+    "images.image12", "images.image13", "images.image14", "images.image15",
 ];
 
 /// Returns the inputs `first`, followed by all of [`IMAGES`].

@@ -35,24 +35,8 @@ const GRAPHS: [&str; 11] = [
 const MUTATIONS: usize = 20_000;
 /// Replacements for values.
 const ODD: [&str; 18] = [
-    "null",
-    "true",
-    "-1",
-    "0",
-    "1",
-    "18446744073709551615",
-    "1e308",
-    "0.5",
-    "16384",
-    "\"\"",
-    "\"nan\"",
-    "[]",
-    "{}",
-    "[\"1\",0]",
-    "[\"1\",-1]",
-    "[1,2,3]",
-    "[\"none\",0]",
-    "\"first.png\"",
+    "null", "true", "-1", "0", "1", "18446744073709551615", "1e308", "0.5", "16384", "\"\"", "\"nan\"", "[]", "{}",
+    "[\"1\",0]", "[\"1\",-1]", "[1,2,3]", "[\"none\",0]", "\"first.png\"",
 ];
 
 /// A server with one model, one adapter and one image.
