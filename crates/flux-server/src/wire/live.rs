@@ -30,7 +30,7 @@ use crate::jobs::request::{self, Feedback, Route, Upload};
 use crate::wire::FromClient;
 use crate::{App, EndsWithClient, jobs::intake};
 
-/// The subprotocol that clients name. A key may follow as another one, see [`crate::guard`].
+/// The subprotocol that clients name. A key may follow as another one, see [`mod@crate::guard`].
 pub const PROTOCOL: &str = "flux";
 /// Max bytes of a frame and of a text.
 const MAX_FRAME: usize = 8 << 20;
