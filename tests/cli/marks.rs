@@ -210,6 +210,10 @@ fn verify_finds_one_changed_pixel() {
     let file = fs::read(folder.join("a.png")).unwrap();
     fs::write(folder.join("cut.png"), &file[..file.len() - 200]).unwrap();
     run(folder, &["verify", "cut.png"]).fails(1, &["cut.png"]);
+    // The others are verified, too.
+    let all = run(folder, &["verify", "none.png", "a.png", "cut.png"]);
+    assert!(all.stdout.contains("a.png") && all.stderr.contains("none.png"), "{}{}", all.stdout, all.stderr);
+    all.fails(1, &["cut.png"]);
 }
 
 #[test]

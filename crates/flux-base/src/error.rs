@@ -335,6 +335,11 @@ impl Error {
         self.0.field
     }
 
+    /// Returns the hint, if there is one, with a front end's names of fields.
+    pub fn shown_hint(&self, names: Names) -> Option<String> {
+        self.0.hint.as_ref().map(|hint| named(hint, names))
+    }
+
     /// Returns the whole error as text, with a front end's names of fields.
     pub fn shown_with(&self, names: Names) -> String {
         let parts =
@@ -357,7 +362,7 @@ impl Error {
             ("what", Some(named(&self.0.what, names).into())),
             ("field", self.0.field.map(|field| field.key().into())),
             ("where", text(&self.0.place)),
-            ("hint", text(&self.0.hint)),
+            ("hint", self.shown_hint(names).map(Into::into)),
         ];
         parts
             .into_iter()

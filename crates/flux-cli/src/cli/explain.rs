@@ -142,7 +142,7 @@ impl Facts<'_> {
             }
             ErrorKind::ValueValidation => {
                 let error = self.error.source()?.downcast_ref::<Error>()?;
-                error.json(KEYS)["hint"].as_str().map(String::from)
+                error.shown_hint(KEYS)
             }
             _ => None,
         }

@@ -62,8 +62,8 @@ use flux::default_model::default_model;
 use flux::files::{ModelFiles, ModelPaths};
 use flux::{Error, Result};
 
-use crate::cli::{ConsoleArgs, ModelArgs, ProgressChoice};
-use flux_runtime::progress::{Console, Shown};
+use crate::cli::{ConsoleArgs, ModelArgs, ProgressChoice, flag};
+use flux_runtime::progress::{Console, Shown, say};
 
 /// Opens the model that flags or environment name, if any.
 fn named_model(args: &ModelArgs) -> Result<Option<ModelFiles>> {
@@ -120,6 +120,13 @@ fn shown_as(progress: ProgressChoice) -> Shown {
         ProgressChoice::Plain => Shown::Lines,
         ProgressChoice::None => Shown::Nothing,
     }
+}
+
+/// Returns the last of the errors of independent images, and prints the others.
+fn all_or_last(mut errors: Vec<Error>) -> Result<()> {
+    let last = errors.pop();
+    errors.iter().for_each(|error| say(&format!("error: {}", error.shown_with(flag))));
+    last.map_or(Ok(()), Err)
 }
 
 /// Writes a line to stdout.

@@ -7,16 +7,14 @@ use flux::metadata::{Stripped, strip};
 use flux::output::{Encoding, ImageFormat, Target};
 use flux::{Error, Result, input};
 
-use crate::cli::{Strip, flag};
+use super::all_or_last;
+use crate::cli::Strip;
 use flux_runtime::progress::say;
 
 /// Strips each image, and prints what was removed. An image that cannot be stripped leaves no prompt in the others.
 pub fn run(args: &Strip) -> Result<()> {
     args.check()?;
-    let mut errors: Vec<_> = args.images.iter().filter_map(|image| strip_image(args, image).err()).collect();
-    let last = errors.pop();
-    errors.iter().for_each(|error| say(&format!("error: {}", error.shown_with(flag))));
-    last.map_or(Ok(()), Err)
+    all_or_last(args.images.iter().filter_map(|image| strip_image(args, image).err()).collect())
 }
 
 fn strip_image(args: &Strip, image: &Path) -> Result<()> {

@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::json::print_object;
 use super::signals::Signals;
 use super::studio::Studio;
-use super::{again, print};
+use super::{again, all_or_last, print};
 use crate::cli::{Again, OutputArgs, flag};
 
 /// The exit code if an image has no mark, and none is broken.
@@ -98,18 +98,19 @@ pub struct Options {
 pub fn run(again: &Again, options: &Options, start: Instant, signals: &Signals) -> Result<u8> {
     again.check()?;
     let mut studio = options.remake.then(|| Studio::new(&again.draw, &again.show, signals, start).exact(true));
-    let mut worst = Status::Holds;
+    let (mut worst, mut errors) = (Status::Holds, Vec::new());
     for image in &again.images {
-        let file = input::read_file(image).map_err(|e| e.at_path(image))?;
-        let mut report = Report::new(image, &file).map_err(|e| e.at_path(image))?;
-        report.check_c2pa(&file, options.trusted.as_deref())?;
-        if let Some(studio) = &mut studio {
-            report.remake(image, &file, again, studio)?;
+        match Report::from_file(image, again, options, studio.as_mut()) {
+            Ok(report) => {
+                worst = worst.max(report.status);
+                if options.json { print_object(&report)? } else { print(report.text().as_bytes())? }
+            }
+            Err(error) if error.kind() == ErrorKind::Cancelled => return Err(error),
+            Err(error) => errors.push(error),
         }
-        worst = worst.max(report.status);
-        if options.json { print_object(&report)? } else { print(report.text().as_bytes())? }
     }
     studio.into_iter().for_each(Studio::end);
+    all_or_last(errors)?;
     Ok(match worst {
         Status::Holds => 0,
         Status::Unmarked => UNMARKED,
@@ -118,6 +119,17 @@ pub fn run(again: &Again, options: &Options, start: Instant, signals: &Signals) 
 }
 
 impl Report {
+    /// Reads and checks the marks of an image; with a studio, also generates it again.
+    fn from_file(image: &Path, again: &Again, options: &Options, studio: Option<&mut Studio>) -> Result<Self> {
+        let file = input::read_file(image).map_err(|e| e.at_path(image))?;
+        let mut report = Self::new(image, &file).map_err(|e| e.at_path(image))?;
+        report.check_c2pa(&file, options.trusted.as_deref())?;
+        if let Some(studio) = studio {
+            report.remake(image, &file, again, studio)?;
+        }
+        Ok(report)
+    }
+
     /// Reads the marks of a file.
     ///
     /// Errors if it is no PNG, JPEG or WebP, or if it is damaged.

@@ -282,7 +282,7 @@ impl Permit {
         if all <= MAX_REQUEST {
             return Ok(());
         }
-        let millions = |pixels: u64| pixels >> 20;
+        let millions = |pixels: u64| pixels.div_ceil(1 << 20);
         let message = format!(
             "the request has {} million pixels to decode and scale, expected at most {} million: send smaller images",
             millions(all),
