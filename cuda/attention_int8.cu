@@ -1,8 +1,8 @@
 // attention_int8: attention of heads of 128 without a mask, with queries and keys in 8-bit integers and values in f16
 //
 //   attention_to_int8 converts q, k and v, as in attention.cu, to contiguous tokens of each head of each sample, padded
-//   with zeros to whole tiles: of 64 queries, and of 128 keys and values. With `cos` it norms and rotates q and k first,
-//   by norms and tables as in qk_norm_rope.cu, of interleaved pairs
+//   with zeros to whole tiles: of 64 queries, and of 128 keys and values. With `cos` it norms and rotates q and k
+//   first, by norms and tables as in qk_norm_rope.cu, of interleaved pairs
 //   q8, k8      [samples, heads, tokens, 128] int8, rotated in groups of 64 columns (int8.cuh)
 //   q_scales    [samples, heads, tokens] f32, times `scale`
 //   k_scales    [samples, kv_heads, tokens / 64] f32
@@ -11,11 +11,11 @@
 //   out         as in attention.cu, row stride ld_out
 //   whole       as in attention.cu
 //
-// Mapping   A block computes 128 queries of one head and sample, or half of these; a warp 32 or 16. Tiles of 64 keys and
-//           values go through two stages, filled by cp.async. Queries are in registers. Scores are exact sums of
+// Mapping   A block computes 128 queries of one head and sample, or half of these; a warp 32 or 16. Tiles of 64 keys
+//           and values go through two stages, filled by cp.async. Queries are in registers. Scores are exact sums of
 //           integers (mma.m16n8k32). The output is summed in f16 (mma.m16n8k16), which GeForce multiplies at twice the
 //           rate of sums in float32. The exponents of values are added to the scores, so that all tiles of values have
-//           one scale. Weights are at most 1/2, and values, too, so that the sums of 2^17 keys are finite.
+//           one scale. Weights are at most 1/2, and values, too, so that the sums of 3 * 2^16 keys are finite.
 // In place  out may be q: nothing reads it after the conversion.
 // Needs     sm_80, rows 16-byte aligned. The launcher passes the shared memory, STAGES * STAGE_BYTES.
 // Bound     mma.sync: 4608 tokens of 24 heads are 130 G operations in int8 and 130 in f16
@@ -59,7 +59,8 @@ struct Angles {
     float cos[4], sin[4];
 
     __device__ __forceinline__ void load(const float* all_cos, const float* all_sin, long long at) {
-        const float4 c = *reinterpret_cast<const float4*>(all_cos + at), s = *reinterpret_cast<const float4*>(all_sin + at);
+        const float4 c = *reinterpret_cast<const float4*>(all_cos + at);
+        const float4 s = *reinterpret_cast<const float4*>(all_sin + at);
         cos[0] = c.x, cos[1] = c.y, cos[2] = c.z, cos[3] = c.w;
         sin[0] = s.x, sin[1] = s.y, sin[2] = s.z, sin[3] = s.w;
     }
@@ -83,8 +84,8 @@ struct Rows {
         }
     }
 
-    // Norms each row of a head and rotates its pairs, as qk_norm_rope.cu does, but without rounding. The tile begins with
-    // token `first`; `angles` are those of its rows.
+    // Norms each row of a head and rotates its pairs, as qk_norm_rope.cu does, but without rounding. The tile begins
+    // with token `first`; `angles` are those of its rows.
     __device__ __forceinline__ void norm_and_rotate(const Norms& norms, const Angles (&angles)[PASSES], int first) {
 #pragma unroll
         for (int pass = 0; pass < PASSES; pass++) {
@@ -486,7 +487,8 @@ extern "C" __global__ void __launch_bounds__(attend_int8::THREADS, 2)
                    int heads, int group, int query_rows, int key_rows, int whole) {
     using namespace attend_int8;
     const bool is_whole = blockIdx.x < whole;
-    const int half = is_whole ? 0 : (blockIdx.x - whole) % 2, at = is_whole ? blockIdx.x : whole + (blockIdx.x - whole) / 2;
+    const int half = is_whole ? 0 : (blockIdx.x - whole) % 2;
+    const int at = is_whole ? blockIdx.x : whole + (blockIdx.x - whole) / 2;
     const int tokens = txt + img, tiles = ceil_div(tokens - first_query, TILE);
     const int first = at % tiles * TILE + half * (TILE / 2);  // among the queries
     const int head = at / tiles % heads, sample = at / tiles / heads;

@@ -16,16 +16,25 @@ use tokio::task::spawn_blocking;
 
 use crate::http::error::{ApiError, too_late};
 use crate::jobs::enlarging;
-use crate::jobs::queue::Queue;
+use crate::jobs::metrics::Metrics;
 use crate::jobs::record::{JobEvent, JobRecord, Made, Planned};
 use crate::jobs::request::{Encoding, Previews};
 
 /// Max parts of an enlarged image in progress reports.
 const MAX_PARTS: u64 = 20;
 
+/// The queue that an image is from, which counts unfinished images.
+pub trait ImageQueue: Send + Sync {
+    /// Counts an image as started.
+    fn started(&self, record: &JobRecord);
+    /// Counts an image as ended.
+    fn ended(&self, record: &JobRecord, model: usize, was_started: bool);
+    fn metrics(&self) -> &Metrics;
+}
+
 /// An image of a job that was submitted to an engine. When it is dropped, the queue counts it as ended.
 pub struct Image {
-    queue: Arc<Queue>,
+    queue: Arc<dyn ImageQueue>,
     record: Arc<JobRecord>,
     model: usize,
     place: usize,
@@ -44,7 +53,7 @@ impl Drop for Image {
 }
 
 impl Image {
-    pub fn new(queue: Arc<Queue>, record: Arc<JobRecord>, model: usize, place: usize) -> Self {
+    pub fn new(queue: Arc<dyn ImageQueue>, record: Arc<JobRecord>, model: usize, place: usize) -> Self {
         Self { queue, record, model, place, is_started: false, enlarging: None }
     }
 
@@ -86,7 +95,7 @@ impl Image {
         drop(self);
         match encoded {
             Ok(Ok(made)) => {
-                queue.metrics.images.inc();
+                queue.metrics().images.inc();
                 record.made(place, made);
             }
             Ok(Err(error)) => {
@@ -107,7 +116,7 @@ impl Image {
                     self.queue.started(&self.record);
                 }
                 self.record.push_event(JobEvent::Started { image: place });
-                self.queue.metrics.batch_sizes.observe(batch as f64);
+                self.queue.metrics().batch_sizes.observe(batch as f64);
             }
             Event::Progress(progress)
                 if progress.stage == Stage::Denoise && last.replace(progress.done) != Some(progress.done) =>

@@ -21,7 +21,7 @@ use crate::http::config::Limits;
 use crate::http::error::{ApiError, Result, SOON, too_late};
 use crate::http::rate::RateLimits;
 use crate::jobs::enlarging;
-use crate::jobs::follow::Image;
+use crate::jobs::follow::{Image, ImageQueue};
 use crate::jobs::metrics::{Metrics, QueueStats};
 use crate::jobs::models::Models;
 use crate::jobs::record::JobRecord;
@@ -241,7 +241,8 @@ impl Queue {
         let jobs = (0..job.count).map(|image| {
             let (sender, messages) = mpsc::unbounded_channel();
             images.push((
-                Image::new(Arc::clone(self), Arc::clone(record), model, image).with_enlarging(job.enlarging.clone()),
+                Image::new(Arc::clone(self) as Arc<dyn ImageQueue>, Arc::clone(record), model, image)
+                    .with_enlarging(job.enlarging.clone()),
                 messages,
             ));
             let job = Job {
@@ -456,9 +457,8 @@ fn seconds(seconds: f64) -> Duration {
     Duration::from_secs_f64(seconds.clamp(0.0, 1e6))
 }
 
-impl Queue {
-    /// Counts an image as started.
-    pub fn started(&self, record: &JobRecord) {
+impl ImageQueue for Queue {
+    fn started(&self, record: &JobRecord) {
         self.change(|state| {
             if let Some(job) = state.jobs.get_mut(&record.id) {
                 (job.waiting, job.running) = (job.waiting - 1, job.running + 1);
@@ -466,8 +466,7 @@ impl Queue {
         });
     }
 
-    /// Counts an image as ended.
-    pub fn ended(&self, record: &JobRecord, model: usize, was_started: bool) {
+    fn ended(&self, record: &JobRecord, model: usize, was_started: bool) {
         self.models.touch(model);
         self.change(|state| {
             let Some(job) = state.jobs.get_mut(&record.id) else { return };
@@ -476,5 +475,9 @@ impl Queue {
                 state.jobs.remove(&record.id);
             }
         });
+    }
+
+    fn metrics(&self) -> &Metrics {
+        &self.metrics
     }
 }

@@ -106,10 +106,11 @@ impl<const INT8: bool> Tiles for Amx<INT8> {
             #[allow(unused_unsafe)] // Newer compilers consider it safe.
             // SAFETY: every x86-64 CPU has cpuid, and leaf 7 is read only if leaf 0 reports it.
             let features = unsafe { if __cpuid(0).eax < 7 { 0 } else { __cpuid_count(7, 0).edx } };
-            // The tiles are 8 KiB of state, which Linux (from 5.16) saves only for processes that requested it. It refuses
-            // if the CPU or the hypervisor doesn't support them, so XCR0 needs no check.
+            // The tiles are 8 KiB of state, which Linux (from 5.16) saves only for processes that requested it. It
+            // refuses if the CPU or the hypervisor doesn't support them, so XCR0 needs no check.
             features & ALL == ALL
-                // SAFETY: this request takes a number, touches no memory of ours, and holds for all threads of the process.
+                // SAFETY: this request takes a number, touches no memory of ours, and holds for all threads of the
+                // process.
                 && unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA) } == 0
         })
     }

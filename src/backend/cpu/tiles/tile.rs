@@ -70,8 +70,8 @@ pub(super) trait Tiles {
     );
 }
 
-/// Returns `true` if a unit is available, and agrees with the definition on integers with sums that are exact in float32
-/// too.
+/// Returns `true` if a unit is available, and agrees with the definition on integers with sums that are exact in
+/// float32 too.
 pub(super) fn is_usable<T: Tiles>() -> bool {
     if !T::available() {
         return false;

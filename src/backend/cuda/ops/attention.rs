@@ -55,8 +55,8 @@ impl Base {
     }
 }
 
-/// Returns how many of `tiles` one block computes alone, if `at_once` blocks run at a time. Two blocks share each tile of
-/// the last round if that adds no round.
+/// Returns how many of `tiles` one block computes alone, if `at_once` blocks run at a time. Two blocks share each tile
+/// of the last round if that adds no round.
 pub(super) fn whole_tiles(tiles: usize, at_once: usize) -> usize {
     let rest = tiles % at_once;
     if 2 * rest <= at_once { tiles - rest } else { tiles }

@@ -23,6 +23,8 @@ const HEADS_PER_BLOCK: usize = 4;
 pub(super) const SHARED_BYTES: usize = 2 * 3 * KEY_TILE * HEAD_DIM;
 /// With fewer queries per sample, conversion takes as long as it saves.
 const MIN_QUERIES: usize = 512;
+/// With more keys, sums in f16 could overflow: each adds up to 1/4.
+const MAX_KEYS: usize = 3 << 16;
 
 /// Errors if a GPU doesn't support attention in int8.
 pub fn check(device: &Device) -> Result<()> {
@@ -45,7 +47,7 @@ impl Cuda {
     /// Returns `true` if a call is computed in int8.
     pub(super) fn attends_in_int8(&self, head_dim: usize, layout: TokenLayout, mask: Mask) -> bool {
         let queries = layout.tokens() - layout.first_query();
-        let suits = head_dim == HEAD_DIM && mask == Mask::None && queries >= MIN_QUERIES;
+        let suits = head_dim == HEAD_DIM && mask == Mask::None && queries >= MIN_QUERIES && layout.tokens() <= MAX_KEYS;
         self.attention_precision() == AttentionPrecision::Int8 && suits
     }
 
@@ -104,8 +106,8 @@ impl Cuda {
         let launch = ints.fold(launch, |launch, int| launch.int(int)).int(whole);
         // SAFETY: argument types and order match `attention_int8`, and the shared memory its stages. The conversion,
         // which comes first on the stream, has written all rows that the kernel reads; `out` is q, or new and of its
-        // shape, and its rows are aligned to 16 bytes. The buffer is freed in stream order. Tiles behind `whole` have two
-        // blocks each.
+        // shape, and its rows are aligned to 16 bytes. The buffer is freed in stream order. Tiles behind `whole` have
+        // two blocks each.
         unsafe { launch.run([2 * tiles - whole, 1, 1], [THREADS as usize, 1, 1]) }
     }
 }
