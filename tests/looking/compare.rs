@@ -124,5 +124,7 @@ fn a_pair_that_cannot_be_compared_does_not_hide_the_others() {
     assert!(made.stdout.contains("2 pairs, 1 equal"), "{}", made.stdout);
     assert!(made.stderr.contains("1 of 3 pairs") && made.stderr.contains("only.png"));
     fs::create_dir(folder.join("empty")).unwrap();
-    run(&folder, &["compare", "one", "empty"]).fails(1, &["no image with the same name as one in `empty`", "in: one"]);
+    run(&folder, &["compare", "one", "empty"]).fails(2, &["in: empty"]);
+    write(&folder.join("empty/other.png"), &flat(16, 16, [0; 3]));
+    run(&folder, &["compare", "one", "empty"]).fails(1, &["as one in `empty`", "in: one"]);
 }
