@@ -191,7 +191,7 @@ fn two_tiles_of_a_periodic_picture_have_no_seam() {
 
 /// A projection with more values than the device supports is computed in pieces of rows.
 #[test]
-fn long_sequences_are_projected_in_pieces_to_the_same_bytes() {
+fn long_sequences_are_projected_in_pieces_to_the_same_image() {
     for_each_model(&CACHELESS, |what, files| {
         let whole = load(files);
         let (dim, mlp) = (whole.info().transformer.dim(), whole.info().transformer.mlp());
@@ -207,7 +207,8 @@ fn long_sequences_are_projected_in_pieces_to_the_same_bytes() {
                 let cpu = Cpu::new(Precision::F32).with_max_tensor_values(limit);
                 Model::load(cpu, files).unwrap().generate(&request)
             };
-            assert!(limited(limit).unwrap().rgb == whole.generate(&request).unwrap().rgb, "{what}");
+            // On some CPUs the order of a sum depends on the number of rows.
+            assert_near(what, &limited(limit).unwrap().rgb, &whole.generate(&request).unwrap().rgb);
             assert!(limited(limit - 1).is_err(), "{what}");
         }
     });
