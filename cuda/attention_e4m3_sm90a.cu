@@ -1,7 +1,7 @@
 // attention_e4m3: attention without a mask in e4m3, for Hopper, head_dim 128: the contract of attention.cu.
 // attention_to_e4m3 quantizes q, k and v, sample by sample, with text and image tokens contiguous, and
 // attention_e4m3_sm90 computes attention of these. For one sample with q and k stored in e4m3 by project_sm90a.cu, the
-// first kernel quantizes only v for attention_e4m3_normed_sm90.
+// first kernel quantizes only v for attention_e4m3_normed_sm90, or is not needed if v is stored in e4m3, too.
 //
 //   q, k, v  [batch * (tokens - first_query), heads * 128], [batch * tokens, kv_heads * 128] bf16, row strides ld_q,
 //            ld_k, ld_v
@@ -84,23 +84,6 @@ __device__ __forceinline__ float squares(const float (&values)[8]) {
 #pragma unroll
     for (int i = 0; i < 8; i++) sum = fmaf(values[i], values[i], sum);
     return sum;
-}
-
-// e4m3 has no infinity, so non-finite values saturate.
-__device__ __forceinline__ uint32_t four(float a, float b, float c, float d) {
-    uint32_t bits;
-    asm("{.reg .b16 low, high;\n"
-        "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
-        "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
-        "mov.b32 %0, {low, high};}"
-        : "=r"(bits)
-        : "f"(a), "f"(b), "f"(c), "f"(d));
-    return bits;
-}
-
-__device__ __forceinline__ uint2 eight(const float (&x)[8], float factor) {
-    return make_uint2(four(x[0] * factor, x[1] * factor, x[2] * factor, x[3] * factor),
-                      four(x[4] * factor, x[5] * factor, x[6] * factor, x[7] * factor));
 }
 
 __device__ __forceinline__ float inverse(float magnitude) { return magnitude > 0.f ? E4M3_MAX / magnitude : 0.f; }
@@ -413,7 +396,7 @@ extern "C" __global__ void __launch_bounds__(256)
             const float most = of_row(largest(values), [](float a, float b) { return fmaxf(a, b); });
             const float length = sqrtf(of_row(squares(values), [](float a, float b) { return a + b; }));
             *reinterpret_cast<uint2*>(q8 + ((at + i * 16) * heads + head) * HEAD_DIM + dims) =
-                eight(values, inverse(most));
+                pack_e4m3(values, inverse(most));
             if (dims == 0) to_row[i * 16] = make_float2(most / E4M3_MAX, length);
         }
         return;
@@ -444,7 +427,7 @@ extern "C" __global__ void __launch_bounds__(256)
             float values[8];
             unpack(raw[i], values);
             const long long at = (long long)sample * key_rows + first + i * 16 + row;
-            *reinterpret_cast<uint2*>(k8 + at * kv_heads * HEAD_DIM + col) = eight(values, inverse(most));
+            *reinterpret_cast<uint2*>(k8 + at * kv_heads * HEAD_DIM + col) = pack_e4m3(values, inverse(most));
         }
         return;
     }
@@ -458,8 +441,7 @@ extern "C" __global__ void __launch_bounds__(256)
         unpack(raw[i], values);
         most = fmaxf(most, largest(values));
     }
-    // Values divided by a near-zero scale would not fit the scale of the next tile.
-    most = fmaxf(greatest_of_block(most), 1e-12f);
+    most = fmaxf(greatest_of_block(most), LEAST_TILE_AMAX);
     if (threadIdx.x == 0) v_tiles[tile] = most / E4M3_MAX;
     const float factor = inverse(most);
 #pragma unroll
@@ -468,9 +450,10 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
         for (int place = 0; place < 4; place++) unpack(raw[i + place], values[place]);
 #pragma unroll
-        for (int d = 0; d < 8; d++)
-            columns[dims + d][i / 4 * 16 + row] =
-                four(values[0][d] * factor, values[1][d] * factor, values[2][d] * factor, values[3][d] * factor);
+        for (int d = 0; d < 8; d++) {
+            const float of_column[4] = {values[0][d], values[1][d], values[2][d], values[3][d]};
+            columns[dims + d][i / 4 * 16 + row] = pack_four_e4m3(of_column, factor);
+        }
     }
     __syncthreads();
     const long long to_row = (long long)(sample * kv_heads + kv_head) * HEAD_DIM;

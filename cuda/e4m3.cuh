@@ -16,6 +16,9 @@ static constexpr float E4M3_MAX = 448.0f;
 // The min amax, so that a row of zeros does not divide by zero; no value of a model is that small.
 static constexpr float LEAST_AMAX = 1e-30f;
 
+// The same for keys of a tile: values divided by a near-zero scale would not fit the scale of the next tile.
+static constexpr float LEAST_TILE_AMAX = 1e-12f;
+
 struct RowScale {
     float scale, inverse;
 };
@@ -25,18 +28,17 @@ __device__ __forceinline__ RowScale row_scale(float amax) {
     return {amax / E4M3_MAX, E4M3_MAX / amax};
 }
 
+// Packs four values.
+__device__ __forceinline__ uint32_t pack_four_e4m3(const float* v, float inverse) {
+    const unsigned low =
+        __nv_cvt_float2_to_fp8x2(make_float2(v[0] * inverse, v[1] * inverse), __NV_SATFINITE, __NV_E4M3);
+    const unsigned high =
+        __nv_cvt_float2_to_fp8x2(make_float2(v[2] * inverse, v[3] * inverse), __NV_SATFINITE, __NV_E4M3);
+    return low | high << 16;
+}
+
 __device__ __forceinline__ uint2 pack_e4m3(const float (&values)[8], float inverse) {
-    unsigned words[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const float* v = values + 4 * i;
-        const unsigned low =
-            __nv_cvt_float2_to_fp8x2(make_float2(v[0] * inverse, v[1] * inverse), __NV_SATFINITE, __NV_E4M3);
-        const unsigned high =
-            __nv_cvt_float2_to_fp8x2(make_float2(v[2] * inverse, v[3] * inverse), __NV_SATFINITE, __NV_E4M3);
-        words[i] = low | high << 16;
-    }
-    return make_uint2(words[0], words[1]);
+    return make_uint2(pack_four_e4m3(values, inverse), pack_four_e4m3(values + 4, inverse));
 }
 
 // N = 8 is one 8-byte store to an address that must be a multiple of 8; N = 1 takes any address.

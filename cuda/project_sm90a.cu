@@ -18,6 +18,8 @@
 //   out     [rows, 3 * dim + mlp] bf16, row stride ld_out; the first rows may be keys only, and keep the columns after
 //           v. With e4m3 operands k and q may be e4m3: the first half of a head's 256 bytes, scaled so that
 //           `bound_of_heads` becomes 448
+//   v8, v_tiles  v in e4m3 as in attention_e4m3_sm90a.cu, instead of in out, if wanted and every half of a tile is 128
+//           of its keys
 //
 // Mapping   Clusters of two blocks compute tiles of 256 or 224 rows and 256 columns, half of the columns each: a head,
 //           or 64 of gate and the same 64 of up. Two warpgroups multiply; warps 1 to 3 store while the next tile is
@@ -83,7 +85,9 @@ __device__ __forceinline__ void project(const Arguments& args) {
     extern __shared__ __align__(1024) unsigned char shared[];
     const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
     Ring<STAGES, 2> ring(base + BARRIERS);
-    Epilogue<E4M3, ROWS> epilogue{args, base + ROUNDED, Ring<2>(ring.full + ring.BARRIER_BYTES)};
+    const Ring<2> halves(ring.full + ring.BARRIER_BYTES);
+    float* largest = reinterpret_cast<float*>(shared + (halves.full + halves.BARRIER_BYTES - base));
+    Epilogue<E4M3, ROWS> epilogue{args, base + ROUNDED, halves, largest};
     const int rank = rank_in_cluster<2>();
     if (threadIdx.x == 0) {
         ring.init(CONSUMERS * 4, 1);
@@ -186,7 +190,7 @@ __device__ __forceinline__ void project(const Arguments& args) {
 
 }  // namespace project
 
-// The launcher passes the shared memory, `BARRIERS` and 8 bytes for each barrier. The number of blocks must be even.
+// The launcher passes the shared memory, `BARRIERS`, 8 bytes for each barrier and 8 for each storing warp. The number of blocks must be even.
 #define PROJECT(name, e4m3, low_rank, rows)                                                     \
     extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(project::THREADS, 1) \
         name(const __grid_constant__ project::Arguments args) {                                 \

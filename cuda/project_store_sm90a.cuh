@@ -2,6 +2,7 @@
 #pragma once
 
 #include "e4m3.cuh"
+#include "mma.cuh"
 #include "normed_heads.cuh"
 #include "pipeline_sm90a.cuh"
 #include "project_tiles_sm90a.cuh"
@@ -142,6 +143,70 @@ struct Half {
         });
     }
 
+    // Stores 128 keys of v in e4m3 as attention_e4m3_sm90a.cu reads them: a scale, and a row for each column. Keys past
+    // the last row are zeros. `largest` has a float for each storing warp.
+    __device__ __forceinline__ void store_values_in_e4m3(int storer, int lane, float* largest) const {
+        constexpr int LANES = COLS / 8, AT_ONCE = 4, KEYS = ROWS / 2;
+        const float* of_cols = col_scales();
+        float of_lane[8], most = 0.0f;
+        load_scales(of_cols + lane % LANES * 8, of_lane);
+        Rows<LANES, AT_ONCE>{0, rows}.all(storer, lane, [&](auto each) {
+            each([&](int row, int) {
+                float x[8];
+                unpack_scaled<true>(load_shared_16(chunk_at(rounded, row, lane % LANES)), of_lane, row_scale(row), x);
+#pragma unroll
+                for (int i = 0; i < 8; i++) most = fmaxf(most, fabsf(x[i]));
+            });
+        });
+        // Rounding keeps the order, so this is the largest of the rounded values.
+        most = round_to_element(warp_max(most));
+        if (lane == 0) largest[storer] = most;
+        wait_turn(1, STORERS * 32);
+        if (rows <= 0) return;
+#pragma unroll
+        for (int i = 0; i < STORERS; i++) most = fmaxf(most, largest[i]);
+        most = fmaxf(most, LEAST_TILE_AMAX);
+        const float inverse = E4M3_MAX / most;
+        const int head = (w.col - args.dim) / COLS;
+        if (storer == 0 && lane == 0) args.v_tiles[head * (args.key_rows / KEYS) + first_out / KEYS] = most / E4M3_MAX;
+        // 16 columns of 64 keys at once, in matrices of 8 keys by 8 columns, which are loaded transposed.
+        for (int item = storer; item < COLS / 16 * (KEYS / 64); item += STORERS) {
+            const int col = item / 2 * 16, first_key = item % 2 * 64;
+            const float of_col[2] = {of_cols[col + lane / 4], of_cols[col + 8 + lane / 4]};
+            uint32_t fours[2][4];
+#pragma unroll
+            for (int sixteen = 0; sixteen < 4; sixteen++) {
+                const int key = first_key + sixteen * 16, own = key + lane % 4 * 2;
+                const int matrix = lane / 8, row = key + matrix % 2 * 8 + lane % 8;
+                unsigned raw[4];
+                load_matrices_transposed(raw, chunk_at(rounded, row, col / 8 + matrix / 2));
+                float of_rows[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const int row_of = own + i / 2 * 8 + i % 2;
+                    of_rows[i] = row_of < rows ? row_scale(row_of) : 0.0f;
+                }
+#pragma unroll
+                for (int eight = 0; eight < 2; eight++) {
+                    float x[4];
+                    unpack_pair(raw[eight * 2], x[0], x[1]);
+                    unpack_pair(raw[eight * 2 + 1], x[2], x[3]);
+#pragma unroll
+                    for (int i = 0; i < 4; i++) x[i] = round_to_element(x[i] * (of_col[eight] * of_rows[i]));
+                    fours[eight][sixteen] = pack_four_e4m3(x, inverse);
+                }
+            }
+#pragma unroll
+            for (int eight = 0; eight < 2; eight++) {
+                exchange_pairs(fours[eight]);
+                const long long column = head * COLS + col + eight * 8 + lane / 4;
+                unsigned char* to = args.v8 + column * args.key_rows + first_out + first_key + lane % 4 * 16;
+                *reinterpret_cast<uint4*>(to) =
+                    make_uint4(fours[eight][0], fours[eight][1], fours[eight][2], fours[eight][3]);
+            }
+        }
+    }
+
     // Stores rows from `begin` to `end`, all text or all image.
     __device__ __forceinline__ void store_heads(int storer, int lane, int begin, int end, const bf16* norm,
                                                 float eps) const {
@@ -205,11 +270,13 @@ struct Half {
         });
     }
 
-    __device__ __forceinline__ void store() const {
+    __device__ __forceinline__ void store(float* largest) const {
         const int storer = threadIdx.x / 32 - 1, lane = threadIdx.x % 32;
         if (w.kind == GATED) {
             store_gated(storer, lane);
         } else if (w.kind == VALUES) {
+            if constexpr (E4M3 && ROWS == 256)
+                if (args.v8) return store_values_in_e4m3(storer, lane, largest);
             store_values(storer, lane);
         } else {
             const bool queries = w.kind == QUERIES;
@@ -242,6 +309,7 @@ struct Epilogue {
     const Arguments& args;
     uint32_t rounded;
     Ring<2> halves;  // full when rounded, free when stored
+    float* largest;  // in shared memory, for each half and storing warp: one may still read those of the half before
     Cursor<1> turn;
 
     __device__ __forceinline__ void wait_for_room(int half) const { wait(halves.free + 8 * half, turn.phase ^ 1); }
@@ -271,7 +339,8 @@ struct Epilogue {
     __device__ __forceinline__ void store(const Work<ROWS>& w) {
         for (int half = 0; half < 2; half++) {
             wait(halves.full + 8 * half, turn.phase);
-            Half<E4M3, ROWS>(args, w, rounded + half * HALF_BYTES, half).store();
+            Half<E4M3, ROWS>(args, w, rounded + half * HALF_BYTES, half)
+                .store(largest + half * STORERS);
             __syncwarp();
             halves.release(half);
         }

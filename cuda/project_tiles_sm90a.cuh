@@ -36,6 +36,8 @@ struct Arguments {
     const bf16* img_norm_k;
     const float* cos;
     const float* sin;
+    unsigned char* v8;  // null to store v in bf16
+    float* v_tiles;
     long long ld_table;
     float txt_eps;
     float img_eps;
@@ -51,6 +53,7 @@ struct Arguments {
     int rows_of_tiles;  // rows of tiles in a group
     int key_tiles;      // rows of tiles, the first of part 0, that need only k and v
     int heads_in_e4m3;
+    int key_rows;
 };
 
 enum Kind { KEYS, VALUES, QUERIES, GATED, LOW };

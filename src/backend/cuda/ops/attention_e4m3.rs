@@ -2,6 +2,7 @@
 //! of `project_attention`.
 
 use std::ffi::c_void;
+use std::sync::Arc;
 
 use cudarc::driver::sys;
 
@@ -76,6 +77,34 @@ impl Parts {
     /// Returns the size of the buffer.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
+    }
+}
+
+/// Memory for v of one sample in e4m3, and for the scales of its tiles.
+pub(super) struct Values {
+    pub(super) v8: u64,
+    pub(super) v_tiles: u64,
+    /// The keys, rounded up to whole tiles.
+    pub(super) key_rows: usize,
+    /// `true` if `project` stored them: otherwise they are converted before attention.
+    pub(super) are_stored: bool,
+    _buffer: Buffer,
+}
+
+impl Values {
+    /// Allocates memory for `keys` rows of `cols` columns.
+    pub(super) fn new(device: &Arc<Device>, keys: usize, cols: usize) -> Result<Self> {
+        let key_rows = keys.next_multiple_of(TILE);
+        let mut parts = Parts::default();
+        let at = [parts.take(cols * key_rows), parts.take(cols / HEAD_DIM * (key_rows / TILE) * size_of::<f32>())];
+        let buffer = Buffer::new(device, BufferKind::Byte, parts.bytes())?;
+        let [v8, v_tiles] = at.map(|at| buffer.address() + at as u64);
+        Ok(Self { v8, v_tiles, key_rows, are_stored: false, _buffer: buffer })
+    }
+
+    /// Returns `true` if every half of a tile of `height` rows is a tile of keys, for rows in two parts.
+    pub(super) fn are_tiles_of(&self, height: usize, part_rows: [usize; 2]) -> bool {
+        height == 2 * TILE && (part_rows[1] == 0 || part_rows[0].is_multiple_of(TILE))
     }
 }
 
@@ -155,14 +184,12 @@ impl Cuda {
 
     /// Computes a call of one sample with q and k in e4m3, as stored by cuda/project_sm90a.cu: the first half of each
     /// head. `norms` are the norms of q of text, q of image, k of text and k of image.
-    pub(super) fn attend_normed_in_e4m3(&self, call: &Call<'_>, norms: [u64; 4]) -> Result<()> {
-        let [_, key_rows] = rows_of(call);
+    pub(super) fn attend_normed_in_e4m3(&self, call: &Call<'_>, values: &Values, norms: [u64; 4]) -> Result<()> {
         let cols = call.heads() * HEAD_DIM;
-        let mut parts = Parts::default();
-        let at = [parts.take(cols * key_rows), parts.take(cols / HEAD_DIM * (key_rows / TILE) * size_of::<f32>())];
-        let buffer = Buffer::new(self.device(), BufferKind::Byte, parts.bytes())?;
-        let [v8, v_tiles] = at.map(|at| buffer.address() + at as u64);
-        self.quantize_heads(call, [0, 0, 0, 0, v8, v_tiles])?;
+        let Values { v8, v_tiles, key_rows, .. } = *values;
+        if !values.are_stored {
+            self.quantize_heads(call, [0, 0, 0, 0, v8, v_tiles])?;
+        }
         let of_heads = |x: &Tensor<Cuda>| tensor_map(x.address(), x.rows(), 2 * cols, 2 * x.stride());
         let arguments = Arguments {
             q: of_heads(call.q)?,

@@ -5,6 +5,7 @@ use std::ffi::c_void;
 
 use cudarc::driver::sys;
 
+use super::attention_e4m3::Values;
 use super::factors::Factors;
 use super::project_tiles::{self, KERNELS, Tiles};
 use crate::backend::cuda::element::Element;
@@ -55,6 +56,8 @@ struct Arguments {
     img_norm_k: u64,
     cos: u64,
     sin: u64,
+    v8: u64,
+    v_tiles: u64,
     ld_table: i64,
     txt_eps: f32,
     img_eps: f32,
@@ -70,19 +73,19 @@ struct Arguments {
     rows_of_tiles: i32,
     key_tiles: i32,
     heads_in_e4m3: i32,
+    key_rows: i32,
 }
 
 assert_layout! { Arguments: 1536, x: 0, weight: 256, down: 512, low: 768, up: 1024, x_scales: 1280,
 weight_scales: 1296, down_scales: 1312, down_rows: 1328, low_rows: 1336, out: 1344, ld_out: 1352,
-txt_norm_q: 1360, txt_norm_k: 1368, img_norm_q: 1376, img_norm_k: 1384, cos: 1392, sin: 1400, ld_table: 1408,
-txt_eps: 1416, img_eps: 1420, part_rows: 1424, ranks: 1432, ld_low: 1440, features: 1444, dim: 1448, mlp: 1452,
-txt_rows: 1456, txt: 1460, img: 1464, rows_of_tiles: 1468, key_tiles: 1472, heads_in_e4m3: 1476 }
+txt_norm_q: 1360, txt_norm_k: 1368, img_norm_q: 1376, img_norm_k: 1384, cos: 1392, sin: 1400, v8: 1408, v_tiles: 1416, ld_table: 1424,
+txt_eps: 1432, img_eps: 1436, part_rows: 1440, ranks: 1448, ld_low: 1456, features: 1460, dim: 1464, mlp: 1468,
+txt_rows: 1472, txt: 1476, img: 1480, rows_of_tiles: 1484, key_tiles: 1488, heads_in_e4m3: 1492, key_rows: 1496 }
 
 /// The operands of the kernel: x and the weight of each part, and their low-rank factors.
 struct Operands<'a> {
     parts: Vec<(&'a Tensor<Cuda>, &'a Weight)>,
     low_rank: Vec<Option<Factors<'a>>>,
-    heads_in_e4m3: bool,
 }
 
 /// Returns `true` if the kernel supports these operands: its tiles divide the weight's rows, and all tensors are
@@ -146,26 +149,26 @@ impl Cuda {
         if by_mma.iter().all(|by_mma| *by_mma) {
             return self.project_quantized(operands, heads).map(Some);
         }
-        self.project_in_one(operands, heads, false)
+        self.project_in_one(operands, heads, None)
     }
 
-    /// Computes `project` in one kernel; `None` if the kernel doesn't support the operands. `heads_in_e4m3` requires
-    /// weights in e4m3, and stores k and q in e4m3 in the first half of the bytes of each head, with the scale derived
-    /// from their norms.
+    /// Computes `project` in one kernel; `None` if the kernel doesn't support the operands. `values` require weights in
+    /// e4m3. k and q are then stored in e4m3 in the first half of the bytes of each head, with the scale derived from
+    /// their norms, and v in `values` if its tiles allow that.
     ///
     /// Errors if `FLUX_PROJECT` names no available kernel.
     pub(super) fn project_in_one<'a>(
         &self,
         operands: &[(&Operand<Cuda>, &'a Linear<Cuda>)],
         heads: Option<&Heads<'_, Cuda>>,
-        heads_in_e4m3: bool,
+        values: Option<&mut Values>,
     ) -> Result<Option<Projection<Cuda>>> {
         let parts: Vec<_> = operands.iter().map(|(x, weight)| (x.tensor(), weight.weight())).collect();
         // In e4m3 the kernel keeps its sums in the tensor cores.
         let sums = |weight: &Weight| Ok(!weight.is_e4m3() || self.gemm()?.fast_accumulation());
         let taken = takes(&parts, heads)
             && operands.iter().all(|(_, linear)| takes_factors(linear))
-            && (parts[0].1.is_e4m3() || !heads_in_e4m3);
+            && (parts[0].1.is_e4m3() || values.is_none());
         if !self.projects_in_one()? || !taken || !sums(parts[0].1)? {
             return Ok(None);
         }
@@ -181,7 +184,7 @@ impl Cuda {
             layer.low_rank().filter(|_| x.rows() > 0).map(|factors| self.factors(weight, factors)).transpose()
         };
         let low_rank = quantized.iter().zip(operands).map(beside).collect::<Result<_>>()?;
-        self.run_project(&Operands { parts: quantized, low_rank, heads_in_e4m3 }, heads, [dim, mlp], &out)?;
+        self.run_project(&Operands { parts: quantized, low_rank }, heads, values, [dim, mlp], &out)?;
         let [k, v, q, mlp] = out.split_cols([dim, dim, dim, mlp]);
         let without_query = heads.map_or(0, |heads| heads.layout.rows_without_query());
         let ((_, q), (_, mlp)) = (q.split_rows(without_query), mlp.split_rows(without_query));
@@ -192,10 +195,11 @@ impl Cuda {
         &self,
         operands: &Operands<'_>,
         heads: Option<&Heads<'_, Cuda>>,
+        mut values: Option<&mut Values>,
         [dim, mlp]: [usize; 2],
         out: &Tensor<Cuda>,
     ) -> Result<()> {
-        let Operands { parts, low_rank, .. } = operands;
+        let Operands { parts, low_rank } = operands;
         let most_clusters = self.device().multiprocessors() / 2;
         let cols = [3 * dim + 2 * mlp, 2 * dim].map(|cols| cols / project_tiles::COLS);
         let part_rows = [0, 1].map(|part| parts.get(part).map_or(0, |(x, _)| x.rows()));
@@ -221,7 +225,10 @@ impl Cuda {
         let items = tiles.count(cols) + low_tiles * rank.div_ceil(DOWN_ROWS);
         CHOICE.int(out.rows())?;
         CHOICE.int(items)?;
-        let mut arguments = arguments(operands, heads, [dim, mlp], out, &low, tiles)?;
+        if let Some(values) = &mut values {
+            values.are_stored = values.are_tiles_of(tiles.height(), part_rows);
+        }
+        let mut arguments = arguments(operands, heads, values.as_deref(), [dim, mlp], out, &low, tiles)?;
         let mut clusters = items.min(most_clusters).max(1);
         if low_tiles > 0 {
             // Clusters wait for `low`, which other clusters compute.
@@ -231,8 +238,8 @@ impl Cuda {
         let mut pointers: [*mut c_void; 1] = [std::ptr::from_mut(&mut arguments).cast()];
         // SAFETY: the kernel takes `Arguments`, laid out as there, in clusters of two blocks, with THREADS threads and
         // the shared memory of its tiles. The maps cover exactly the cells of x, of the weights, which in e4m3 have a
-        // scale for each row, and of their low-rank factors, down in e4m3 with scales for its padding, too; `low` and
-        // `out` were made for all rows and columns.
+        // scale for each row, and of their low-rank factors, down in e4m3 with scales for its padding, too; `low`,
+        // `out` and `values` were made for all rows and columns.
         // `Tensor::project` checked the weights' rows, the norms [1, head_dim], and the tables to have a row for every
         // token; `takes` found the tiles to divide the columns, and all rows and vectors aligned.
         unsafe { launch.run_raw([2 * clusters, 1, 1], [THREADS, 1, 1], &mut pointers) }
@@ -241,8 +248,9 @@ impl Cuda {
 
 /// Returns the kernel's arguments.
 fn arguments(
-    Operands { parts, low_rank, heads_in_e4m3 }: &Operands<'_>,
+    Operands { parts, low_rank }: &Operands<'_>,
     heads: Option<&Heads<'_, Cuda>>,
+    values: Option<&Values>,
     [dim, mlp]: [usize; 2],
     out: &Tensor<Cuda>,
     low: &Tensor<Cuda>,
@@ -299,6 +307,8 @@ fn arguments(
         img_norm_k: norms[3],
         cos: heads.map_or(0, |heads| heads.rope.cos.address()),
         sin: heads.map_or(0, |heads| heads.rope.sin.address()),
+        v8: values.filter(|values| values.are_stored).map_or(0, |values| values.v8),
+        v_tiles: values.map_or(0, |values| values.v_tiles),
         ld_table: heads.map_or(0, |heads| heads.rope.cos.stride() as i64),
         txt_eps: heads.map_or(0.0, |heads| heads.norm[0].eps),
         img_eps: heads.map_or(0.0, |heads| heads.norm[1].eps),
@@ -313,6 +323,7 @@ fn arguments(
         img: CHOICE.int(layout.image_stream())?,
         rows_of_tiles: CHOICE.int(tiles.rows_together())?,
         key_tiles: CHOICE.int(tiles.keys)?,
-        heads_in_e4m3: i32::from(*heads_in_e4m3),
+        heads_in_e4m3: i32::from(values.is_some()),
+        key_rows: CHOICE.int(values.map_or(0, |values| values.key_rows))?,
     })
 }

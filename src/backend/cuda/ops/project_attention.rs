@@ -1,8 +1,9 @@
-//! `project_attention` in two kernels on Hopper: if attention is in e4m3, `project` stores q and k in e4m3. Otherwise
+//! `project_attention` in two kernels on Hopper: if attention is in e4m3, `project` stores q, k and v in e4m3. Otherwise
 //! it runs its composition; if `project` does so too, the MLP's activation function runs beside attention, and the
 //! conversion for attention in int8 norms and rotates q and k.
 
 use super::attention::Call;
+use super::attention_e4m3::Values;
 use super::attention_hopper::CHOICE;
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
@@ -20,13 +21,16 @@ impl Cuda {
         // Rows of one sample are in the order of its tokens, so that a tile of keys is a box of rows.
         let is_wanted =
             layout.batch == 1 && self.hopper_form(CHOICE)?.is_some() && self.attends_in_e4m3(head_dim, layout, mask)?;
-        let projection = is_wanted.then(|| self.project_in_one(&borrowed(&parts), Some(heads), true)).transpose()?;
-        if let Some(Projection { kvq: [k, v, q], mlp }) = projection.flatten() {
+        let values = is_wanted.then(|| Values::new(self.device(), layout.tokens(), heads.dim)).transpose()?;
+        if let Some(mut values) = values
+            && let Some(Projection { kvq: [k, v, q], mlp }) =
+                self.project_in_one(&borrowed(&parts), Some(heads), Some(&mut values))?
+        {
             drop(parts); // makes room
             let call = Call { q: &q, k: &k, v: &v, out: &q, head_dim, layout, mask, cached: None };
             let [txt, img] = heads.norm;
             let norms = [&txt.q, &img.q, &txt.k, &img.k].map(Tensor::address);
-            self.attend_normed_in_e4m3(&call, norms)?;
+            self.attend_normed_in_e4m3(&call, &values, norms)?;
             return Ok(Attended { attn: q, mlp });
         }
         if let Some(Projection { kvq: [k, v, q], mlp }) = self.project_fused(&borrowed(&parts), Some(heads))? {

@@ -2,9 +2,10 @@
 
 /// Columns of a tile: `2 * COLS` of cuda/project_tiles_sm90a.cuh, because two blocks compute one tile.
 pub(super) const COLS: usize = 256;
-/// `STEP_BYTES` and `STAGES` of that file.
+/// `STEP_BYTES`, `STAGES` and `STORERS` of that file.
 const STEP_BYTES: usize = 128;
 const STAGES: usize = 3;
+const STORERS: usize = 3;
 /// Max rows of tiles in a group: their x stays in L2 while weights stream.
 const MAX_TOGETHER: usize = 14;
 /// A short tile takes as long as this many rows of a whole one, whatever its height: it is computed after all whole
@@ -108,9 +109,10 @@ impl Tiles {
         self.height() / 4
     }
 
-    /// `BARRIERS` of that file, and two barriers for each stage and each half of a tile.
+    /// `BARRIERS` of that file, two barriers for each stage and each half of a tile, and two floats for each storing
+    /// warp.
     pub(super) fn shared_bytes(&self) -> usize {
-        STAGES * (self.height() + COLS / 2) * STEP_BYTES + self.height() * COLS + 16 * (STAGES + 2)
+        STAGES * (self.height() + COLS / 2) * STEP_BYTES + self.height() * COLS + 16 * (STAGES + 2) + 8 * STORERS
     }
 }
 
@@ -136,7 +138,7 @@ mod tests {
     #[test]
     fn the_kernels_fit_the_shared_memory_of_hopper() {
         let bytes = KERNELS.map(|kernels| Tiles::new(kernels, [1, 0], 0).shared_bytes());
-        assert_eq!(bytes, [3 * (256 + 128) * 128 + (64 << 10) + 80, 3 * (224 + 128) * 128 + (56 << 10) + 80]);
+        assert_eq!(bytes, [3 * (256 + 128) * 128 + (64 << 10) + 104, 3 * (224 + 128) * 128 + (56 << 10) + 104]);
         assert!(bytes.iter().all(|bytes| *bytes <= 227 << 10));
     }
 
