@@ -404,13 +404,16 @@ fn a_full_disk_is_told_and_leaves_nothing() {
 #[test]
 fn a_stderr_that_is_full_costs_no_image_and_a_full_stdout_is_told() {
     let folder = folder();
-    let run = |redirect: &str| {
-        let flags = SMALL.join(" ");
-        let line = format!("{} -p x {flags} --print-path -o out.png {redirect}", env!("CARGO_BIN_EXE_flux"));
+    let run = |arguments: &str| {
+        let line = format!("{} {arguments}", env!("CARGO_BIN_EXE_flux"));
         Run::new(Command::new("sh").args(["-c", &line]).current_dir(&folder).env_remove("FLUX_MODEL"))
     };
-    assert_eq!(run("2>/dev/full").succeeds().stdout, "out.png\n");
-    run(">/dev/full").fails(1, &["cannot write to standard output"]);
+    let image = format!("-p x {} --print-path -o out.png", SMALL.join(" "));
+    assert_eq!(run(&format!("{image} 2>/dev/full")).succeeds().stdout, "out.png\n");
+    run(&format!("{image} >/dev/full")).fails(1, &["cannot write to standard output"]);
+    for page in ["--help", "--version", "help batch"] {
+        assert_eq!(run(&format!("{page} >/dev/full")).code, Some(1), "{page}");
+    }
     assert_eq!(names(&folder), ["out.png"]);
 }
 

@@ -98,7 +98,8 @@ fn parse() -> Cli {
         let printed = commands::print(version::long().as_bytes());
         std::process::exit(i32::from(printed.is_err()));
     }
-    error.exit() // with colours
+    let printed = error.print().and_then(|()| io::stdout().flush()); // with colours
+    std::process::exit(if printed.is_err() && !error.use_stderr() { FAILURE.into() } else { error.exit_code() })
 }
 
 /// Runs the command. Returns the exit code, which only `flux verify` chooses.

@@ -8,7 +8,7 @@ use std::thread;
 use serde::Serialize;
 
 use super::tiles::BF16;
-use super::{Precision, gemm};
+use super::{Cpu, Precision, gemm};
 use crate::memory;
 
 /// The processor and the memory of the host.
@@ -38,9 +38,19 @@ pub fn host_facts() -> HostFacts {
         cores: cores(&cpuinfo),
         threads: thread::available_parallelism().map_or(1, NonZero::get),
         instructions: instructions(),
-        products: gemm::describe(Precision::F32),
+        products: products(),
         memory_bytes: memory::total_bytes(),
         available_bytes: Some(memory::available_bytes()).filter(|bytes| *bytes < u64::MAX),
+    }
+}
+
+/// Describes the default arithmetic.
+fn products() -> String {
+    let built_in = gemm::describe(Precision::F32);
+    if Cpu::is_bf16_faster() {
+        format!("{built_in}; of large models {}", gemm::describe(Precision::Bf16))
+    } else {
+        built_in
     }
 }
 
