@@ -17,8 +17,7 @@
 //   cos, sin  [txt + img, 64] f32, row stride ld_table; a row's token as in qk_norm_rope.cu
 //   out     [rows, 3 * dim + mlp] bf16, row stride ld_out; the first rows may be keys only, and keep the columns after
 //           v. With e4m3 operands k and q may be e4m3: the first half of a head's 256 bytes, scaled so that
-//           `bound_of_heads` becomes 448
-//   v8, v_tiles  v in e4m3 as in attention_e4m3_sm90a.cu, instead of in out, if wanted and every half of a tile is 128
+//           `bound_of_heads` becomes 448; and v may be v8 and v_tiles of attention_e4m3_sm90a.cu, if half a tile is 128
 //           of its keys
 //
 // Mapping   Clusters of two blocks compute tiles of 256 or 224 rows and 256 columns, half of the columns each: a head,
@@ -28,8 +27,7 @@
 //           With factors the clusters that compute low run at once; one launch at a time per module.
 // Bound     tensor cores, 2 * rows * features * (3 * dim + 2 * mlp) flops. 4608 x 3072 -> 27648: 783 GFLOP at 989
 //           TFLOP/s (H200, dense bf16) = 791 us
-// Measured  back to back at the power limit 1142 us; single launches, with columns as the short side of multiplies, 970
-//           us (807 TFLOP/s), in e4m3 545 us (1436); docs/kernels-gemm.md
+// Measured  back to back at the power limit 1142 us; single launches 970 us, in e4m3 545 us; docs/kernels-gemm.md
 #include "common.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
