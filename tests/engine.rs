@@ -245,14 +245,14 @@ fn devices_and_counts_that_cannot_be_are_refused() {
         assert_eq!(refused.kind(), ErrorKind::Usage);
         refused.to_string()
     };
-    assert!(refused(&[]).contains("at least 1 device"));
-    assert!(refused(&["a", "b", "a"]).contains("a is listed twice"));
+    assert!(refused(&[]).contains("1 device"));
+    assert!(refused(&["a", "b", "a"]).contains("device a is"));
     let twice = || cpus(&["a"]).into_iter().chain(cpus(&["a"])).collect();
     let group = Replicas::from_groups(vec![twice()], OpenModel::open(&preset("tiny")).unwrap());
-    assert!(group.err().unwrap().to_string().contains("a is listed twice"));
+    assert!(group.err().unwrap().to_string().contains("device a is"));
     let more = replicas(&["b"]);
     more.add(cpus(&["a"])).unwrap();
-    assert!(more.add(cpus(&["b"])).err().unwrap().to_string().contains("b is listed twice"));
+    assert!(more.add(cpus(&["b"])).err().unwrap().to_string().contains("device b is"));
     assert_eq!(more.used(5).len(), 2);
     let none = engine(&["a", "b"]).generate_images(&tiny("a cat", 1), 0, &CancelFlag::default(), &mut |_| {});
     assert!(none.unwrap_err().field() == Some(Field::Count));
@@ -268,7 +268,7 @@ fn a_file_that_was_cut_off_since_it_was_opened_is_an_error_of_several_devices_to
     let engine = Engine::from_replicas(&Replicas::new(cpus(&["a", "b"]), model).unwrap()).unwrap();
     let request = Request { width: Some(32), height: Some(32), steps: Some(1), ..Request::new("a cat", 1) };
     let error = engine.generate_images(&request, 2, &CancelFlag::default(), &mut |_| {}).unwrap_err().to_string();
-    assert!(error.contains("has 100 now") && error.contains("diffusion_pytorch_model.safetensors"), "{error}");
+    assert!(error.contains("100 now") && error.contains("diffusion_pytorch_model.safetensors"), "{error}");
 }
 
 #[test]
@@ -404,14 +404,11 @@ fn what_items_of_a_batch_do_not_share_is_told() {
         Request { max_sequence_length: Some(16), ..tiny("a cat", 2) },
         Request { references: vec![picture(32, 32, 0)], ..tiny("a cat", 2) },
     ] {
-        assert!(refused(second).is_some_and(|error| error.contains("its own batch")));
+        assert!(refused(second).is_some_and(|error| error.contains("own batch")));
     }
     let with = |seed: usize| Request { references: vec![picture(32, 32, seed)], ..tiny("a cat", 2) };
     let refused = alone("kv").session_of(&[with(0), with(1)], &CancelFlag::default()).err().unwrap().to_string();
-    assert!(
-        refused.contains("its own batch"),
-        "keys and values are computed once, for one set of references: {refused}"
-    );
+    assert!(refused.contains("own batch"), "keys and values are computed once, for one set of references: {refused}");
     let none = model.session_of(&[], &CancelFlag::default()).err().unwrap();
     assert_eq!(none.kind(), ErrorKind::Usage);
 }

@@ -137,11 +137,10 @@ mod tests {
 
     #[test]
     fn text_encoders_are_named_with_their_sizes() {
-        assert_eq!(
-            FLUX2_KLEIN.encoders(),
-            "the two belong to different models: the 4B transformer needs the Qwen3-4B encoder (7680), the 9B \
-             transformer Qwen3-8B (12288)"
-        );
+        let told = FLUX2_KLEIN.encoders();
+        for words in ["4B transformer", "Qwen3-4B encoder (7680)", "9B transformer", "Qwen3-8B (12288)"] {
+            assert!(told.contains(words), "{words}: {told}");
+        }
     }
 
     #[test]

@@ -149,7 +149,7 @@ fn random_recipes_are_made_again_from_every_format() {
         assert_eq!(drawn.code, Some(0), "{number}: {words:?}: {}", drawn.stderr);
         let made = again(folder, &[&first]);
         assert_eq!(made.code, Some(0), "{number}: {words:?}: {}", made.stderr);
-        assert!(!made.stderr.contains("the image may differ"), "{number}: {words:?}: {}", made.stderr);
+        assert!(!made.stderr.contains("may differ"), "{number}: {words:?}: {}", made.stderr);
         // Flags about metadata are no part of the recipe: --no-provenance and --embed-inputs are repeated.
         let [one, two] = [&first, &format!("first-again.{ending}")].map(|name| read(&folder.join(name)).unwrap());
         assert!(one == two, "{number}: {words:?}: other pixels");
@@ -200,9 +200,9 @@ fn a_file_of_json_and_an_image_are_recipes_of_the_program_too() {
     cpu(&["a dog", "--recipe", "made.json", "-S", "8", "-o", "d.png"]).succeeds();
     assert!(bytes(folder, "d.png") == bytes(folder, "dog.png"));
     for (text, words) in [
-        ("{", &["not valid JSON"][..]),
+        ("{", &["JSON"][..]),
         (r#"{"promt": "a"}"#, &["promt"]),
-        (r#"{"recipe": {"prompt": "a"}}"#, &["recipe cannot be read"]),
+        (r#"{"recipe": {"prompt": "a"}}"#, &["recipe cannot"]),
     ] {
         fs::write(folder.join("bad.json"), text).unwrap();
         let run = cpu(&["--recipe", "bad.json"]);
@@ -213,7 +213,7 @@ fn a_file_of_json_and_an_image_are_recipes_of_the_program_too() {
     }
     cpu(&["--recipe", "none.json"]).fails(1, &["none.json"]);
     fs::write(folder.join("plain.png"), bytes(&crate::program::project("docs"), "gallery.png")).unwrap();
-    again(folder, &["plain.png"]).fails(1, &["does not record how it was generated", "plain.png"]);
+    again(folder, &["plain.png"]).fails(1, &["record", "plain.png"]);
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn what_is_not_as_it_was_is_named_before_the_work() {
     assert!(read(&folder.join("found.png")).unwrap() == read(&folder.join("a.png")).unwrap());
     again(folder, &["a.png"]).fails(1, &["in.png"]);
     let carried = again(folder, &["carries.png"]).succeeds();
-    assert!(!carried.stderr.contains("the image may differ"), "{}", carried.stderr);
+    assert!(!carried.stderr.contains("may differ"), "{}", carried.stderr);
     assert!(read(&folder.join("carries-again.png")).unwrap() == read(&folder.join("a.png")).unwrap());
 
     fs::copy(folder.join("other.webp"), folder.join("in.png")).unwrap();
@@ -241,7 +241,7 @@ fn what_is_not_as_it_was_is_named_before_the_work() {
     assert!(other.stderr.contains("note: `in.png` "), "{}", other.stderr);
     again(folder, &["a.png", "--exact", "-o", "c.png"]).fails(1, &["`in.png`", "--exact"]);
     let kept = again(folder, &["carries.png", "-o", "d.png"]).succeeds();
-    assert!(kept.stderr.contains("the one embedded in the image is used"), "{}", kept.stderr);
+    assert!(kept.stderr.contains("embedded"), "{}", kept.stderr);
     assert!(read(&folder.join("d.png")).unwrap() == read(&folder.join("a.png")).unwrap());
 
     fs::rename(folder.join("below/in.png"), folder.join("in.png")).unwrap();
@@ -253,7 +253,7 @@ fn what_is_not_as_it_was_is_named_before_the_work() {
     // A requested model is no silent change.
     let model = crate::program::project("models/tiny");
     let asked = again(folder, &["a.png", "-d", model.to_str().unwrap(), "-o", "e.png"]).succeeds();
-    assert!(!asked.stderr.contains("the image may differ"), "{}", asked.stderr);
+    assert!(!asked.stderr.contains("may differ"), "{}", asked.stderr);
 }
 
 #[test]
@@ -273,11 +273,11 @@ fn each_of_several_images_has_a_file_of_its_own_or_none_is_made() {
         fs::create_dir(folder.join(name)).unwrap();
         draw(folder, &["-p", prompt, "-S", "7", "-o", &format!("{name}/x.png")]).succeeds();
     }
-    again(folder, &["a/x.png", "b/x.png"]).fails(2, &["x-again.png", "the same file"]);
-    again(folder, &["a/x.png", "b/x.png", "-o", "y.png"]).fails(2, &["y.png", "the same file"]);
+    again(folder, &["a/x.png", "b/x.png"]).fails(2, &["x-again.png", "same file"]);
+    again(folder, &["a/x.png", "b/x.png", "-o", "y.png"]).fails(2, &["y.png", "same file"]);
     fs::copy(folder.join("a/x.png"), folder.join("q%d{.png")).unwrap();
     fs::copy(folder.join("b/x.png"), folder.join("q%d{-again.png")).unwrap();
-    again(folder, &["q%d{.png", "q%d{-again.png"]).fails(2, &["one of the images to reproduce"]);
+    again(folder, &["q%d{.png", "q%d{-again.png"]).fails(2, &["reproduce"]);
     assert!(bytes(folder, "q%d{-again.png") == bytes(folder, "b/x.png"));
     again(folder, &["q%d{.png", "q%d{-again.png", "--force"]).succeeds();
     assert!(bytes(folder, "q%d{-again.png") == bytes(folder, "a/x.png"));
@@ -297,17 +297,17 @@ fn a_recipe_that_was_damaged_is_refused() {
         Run::new(flux().current_dir(folder).args(flags))
     };
     for (more, words) in [
-        (r#", "batch": {"place": 5, "count": 2}"#, "image index 5 does not fit 2 images"),
-        (r#", "batch": {"place": 0, "count": 9}"#, "image index 0 does not fit 9 images, of at most 8"),
+        (r#", "batch": {"place": 5, "count": 2}"#, "index 5 "),
+        (r#", "batch": {"place": 0, "count": 9}"#, "9 images"),
         (r#", "batch": {"place": 0, "count": 100000}"#, "100000 images"),
-        (r#", "of": {"place": 18446744073709551615, "count": 1}"#, "image index 18446744073709551615"),
+        (r#", "of": {"place": 18446744073709551615, "count": 1}"#, "index 18446744073709551615"),
     ] {
         made(more).fails(1, &[words, "made.json"]);
     }
     made("").succeeds();
     fs::write(folder.join("made.json"), "[\"a cat\", null, 64, 64, 1, 5]").unwrap();
     let flags = ["--recipe", "made.json", "--device", "cpu", "-o", "x.png"];
-    Run::new(flux().current_dir(folder).args(flags)).fails(2, &["not a JSON object", "made.json"]);
+    Run::new(flux().current_dir(folder).args(flags)).fails(2, &["JSON object", "made.json"]);
 }
 
 #[test]
@@ -346,7 +346,7 @@ fn an_input_from_standard_input_is_gone_unless_the_image_carries_it() {
     let long = vec![0; 5 << 20];
     fs::write(folder.join("long.png"), [bytes(folder, "in.png"), long].concat()).unwrap();
     let words = ["-p", "x", "-i", "long.png", "--embed-inputs", "--device", "cpu"];
-    Run::new(flux().current_dir(folder).args(words)).fails(2, &["--embed-inputs", "an image can embed at most"]);
+    Run::new(flux().current_dir(folder).args(words)).fails(2, &["--embed-inputs", "at most"]);
 }
 
 #[test]
@@ -435,8 +435,8 @@ fn an_image_without_settings_is_described() {
         let told = info(folder, &[name]).succeeds();
         assert!(told.stdout.contains(part) && !told.stdout.contains('\u{1b}'), "{}", told.stdout);
     }
-    again(folder, &["plain.jpg"]).fails(1, &["does not record how it was generated", "flux info"]);
-    again(folder, &["comment.png"]).fails(1, &["does not record how it was generated"]);
+    again(folder, &["plain.jpg"]).fails(1, &["record", "flux info"]);
+    again(folder, &["comment.png"]).fails(1, &["record"]);
 }
 
 /// Returns a PNG without some of its texts.
@@ -485,7 +485,7 @@ fn an_input_is_embedded_once() {
         let times = bytes(folder, name).windows(stored.len()).filter(|part| *part == stored.as_bytes()).count();
         assert_eq!(times, 1, "{name}");
         let made = again(folder, &[name, "--exact", "-o", "again.png"]).succeeds();
-        assert!(!made.stderr.contains("the image may differ"), "{}", made.stderr);
+        assert!(!made.stderr.contains("may differ"), "{}", made.stderr);
         let first = if name == "a.jpg" { "a.png" } else { name };
         assert!(read(&folder.join("again.png")).unwrap() == read(&folder.join(first)).unwrap(), "{name}");
     }

@@ -12,10 +12,8 @@ fn draw(home: &Home, arguments: &[&str]) -> Run {
 fn a_downloaded_model_draws_by_its_name() {
     let hub = Hub::start(tiny(KLEIN), fine);
     let home = Home::new();
-    draw(&home, &["-d", "4b", "-o", "x.png"]).fails(
-        1,
-        &["no file or folder `4b`", "in: -d", "hint: download it with `flux download 4b`: 16 GB, licence apache-2.0"],
-    );
+    draw(&home, &["-d", "4b", "-o", "x.png"])
+        .fails(1, &["`4b`", "in: -d", "`flux download 4b`", "16 GB", "apache-2.0"]);
     Run::new(&mut home.download(&hub, &["4b"])).succeeds();
     let drawn = |name: &str| {
         draw(&home, &["-d", name, "-o", "x.png"]).succeeds();
@@ -32,25 +30,25 @@ fn a_downloaded_model_draws_by_its_name() {
 
     // An existing path wins.
     fs::create_dir(home.path().join("4b")).unwrap();
-    draw(&home, &["-d", "4b", "-o", "x.png"]).fails(1, &["not a model folder", "in: 4b"]);
+    draw(&home, &["-d", "4b", "-o", "x.png"]).fails(1, &["model folder", "in: 4b"]);
 }
 
 #[test]
 fn names_that_are_not_there_tell_the_command_that_fetches_them() {
     let home = Home::new();
     let info = |name: &str| Run::new(home.flux().args(["info", name]));
-    info("someone/model").fails(1, &["no file or folder `someone/model`", "`flux download someone/model`"]);
+    info("someone/model").fails(1, &["folder `someone/model`", "`flux download someone/model`"]);
     info("9b").fails(1, &["`flux download 9b`: 35 GB, licence flux-non-commercial-license, for non-commercial use"]);
     info("a/b:c.safetensors").fails(1, &["`flux download a/b:c.safetensors`"]);
     // A name inside an existing folder is a path, and so is a text that does not have the form of a name.
     fs::create_dir(home.path().join("someone")).unwrap();
-    info("someone/model").fails(1, &["no such model folder or file: `someone/model`"]);
-    info("someon/model").fails(1, &["no such model folder or file: `someon/model`", "did you mean `someone`?"]);
-    info("some/where/else").fails(1, &["no such model folder or file: `some/where/else`"]);
-    info("loras/x.safetensors").fails(1, &["no such model folder or file: `loras/x.safetensors`"]);
+    info("someone/model").fails(1, &["file: `someone/model`"]);
+    info("someon/model").fails(1, &["file: `someon/model`", "did you mean `someone`?"]);
+    info("some/where/else").fails(1, &["file: `some/where/else`"]);
+    info("loras/x.safetensors").fails(1, &["file: `loras/x.safetensors`"]);
     Run::new(home.flux().args(["info", "9b"]).env("FLUX_MODEL", "4b")).fails(1, &["9b"]);
-    Run::new(home.flux().arg("info").env("FLUX_MODEL", "4b")).fails(1, &["no file or folder `4b`", "in: FLUX_MODEL"]);
-    draw(&home, &["--vae", "a/b", "-o", "x.png"]).fails(1, &["no file or folder `a/b`", "in: --vae"]);
+    Run::new(home.flux().arg("info").env("FLUX_MODEL", "4b")).fails(1, &["folder `4b`", "in: FLUX_MODEL"]);
+    draw(&home, &["--vae", "a/b", "-o", "x.png"]).fails(1, &["folder `a/b`", "in: --vae"]);
 }
 
 /// Puts the built-in model in the cache, as other tools do for this spelling of the name.
@@ -97,9 +95,9 @@ fn case_does_not_matter_in_names_of_the_cache() {
     let other = cached_as(&home, "black-forest-labs/flux.2-klein-4B");
     remove("4b").succeeds();
     assert!(!exact.exists() && lower.exists() && other.exists());
-    info("4b").fails(2, &["FLUX.2-klein-4b", "flux.2-klein-4B", "differ only in case"]);
-    remove("4b").fails(2, &["differ only in case"]);
-    download("4b").fails(2, &["differ only in case"]);
+    info("4b").fails(2, &["FLUX.2-klein-4b", "flux.2-klein-4B", "case"]);
+    remove("4b").fails(2, &["case"]);
+    download("4b").fails(2, &["case"]);
     remove("black-forest-labs/flux.2-klein-4B").succeeds();
     remove("4b").succeeds();
     assert!(!lower.exists() && !other.exists());
@@ -137,8 +135,7 @@ fn adapters_go_by_name_with_a_file_and_a_strength() {
     let home = Home::new();
     draw(&home, &["--lora", "someone/styles:style.safetensors:0.5", "-o", "x.png"])
         .fails(1, &["in: --lora", "`flux download someone/styles:style.safetensors`"]);
-    Run::new(&mut home.download(&hub, &["someone/styles"]))
-        .fails(2, &["2 weight files", "someone/styles:style.safetensors"]);
+    Run::new(&mut home.download(&hub, &["someone/styles"])).fails(2, &["2 weight", "someone/styles:style.safetensors"]);
     Run::new(&mut home.download(&hub, &["someone/styles:style.safetensors"])).succeeds();
     for (name, file, strength) in [
         ("someone/styles:style.safetensors:0.5", "someone/styles:style.safetensors", "0.5"),
@@ -153,5 +150,5 @@ fn adapters_go_by_name_with_a_file_and_a_strength() {
         fs::remove_file(home.path().join("x-again.png")).unwrap();
     }
     Run::new(&mut home.download(&hub, &["someone/styles:sub/other.safetensors"])).succeeds();
-    draw(&home, &["--lora", "someone/styles", "-o", "x.png"]).fails(2, &["2 weight files", "in: --lora"]);
+    draw(&home, &["--lora", "someone/styles", "-o", "x.png"]).fails(2, &["2 weight", "in: --lora"]);
 }

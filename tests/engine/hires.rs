@@ -117,7 +117,7 @@ fn what_it_cannot_do_is_an_error_when_it_is_submitted() {
     let named = Hires { upscaler: Some("u.pth".into()), ..doubled() };
     let unopened = flux::pipeline::Request { hires: Some(named), ..request(doubled()) };
     let error = engine.submit(Job::new(unopened, 1)).err().unwrap();
-    assert!(error.to_string().contains("is not open"), "{error}");
+    assert!(error.to_string().contains("not open"), "{error}");
     let plan = engine.plan(&request(doubled())).unwrap();
     let [one, both] = [None, Some(doubled())].map(|hires| flux::pipeline::Request { hires, ..request(doubled()) });
     let memory = |request| engine.memory_plans(&engine.plan(request).unwrap(), 1).remove(0).1.is_ok();

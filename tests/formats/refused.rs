@@ -47,15 +47,15 @@ fn said<'a>(values: Entry<'a>, what: &'a str) -> Vec<Entry<'a>> {
 #[test]
 fn formats_that_are_not_known_are_refused_with_the_name_of_the_layer() {
     let unknown = said(VALUES, r#"{"format": "float7"}"#);
-    refused(tensor(&unknown, &[]), &["layer `x` has the unknown format `float7`", "hint: ", "GGUF"]);
+    refused(tensor(&unknown, &[]), &["layer `x`", "`float7`", "hint: ", "GGUF"]);
     let layers = r#"{"layers": {"x": {"format": "float9"}}}"#;
     refused(tensor(&[VALUES], &[("_quantization_metadata", layers)]), &["layer `x`", "`float9`"]);
     for known in ["convrot_w4a4", "asym_w4a8_int8", "awq_w4a16", "tint4_rowwise"] {
         let what = format!(r#"{{"format": "{known}"}}"#);
-        refused(tensor(&said(VALUES, &what), &[]), &["tensor `x.weight` is quantized with", known, "GGUF"]);
+        refused(tensor(&said(VALUES, &what), &[]), &["`x.weight`", known, "GGUF"]);
     }
-    refused(tensor(&said(VALUES, "{}"), &[]), &["tensor `x.comfy_quant` declares no format"]);
-    refused(file(&[VALUES], &[("_quantization_metadata", "[")]), &["not a valid safetensors file", "metadata"]);
+    refused(tensor(&said(VALUES, "{}"), &[]), &["`x.comfy_quant`"]);
+    refused(file(&[VALUES], &[("_quantization_metadata", "[")]), &["valid safetensors", "metadata"]);
 }
 
 #[test]
@@ -71,10 +71,10 @@ fn a_rotation_may_be_said_in_params_and_of_integers_alone() {
     let first = r#"{"format": "int8_tensorwise", "convrot": false, "params": {"convrot": true}}"#;
     assert_eq!(rotated(first).unwrap(), rotated(plain).unwrap());
     let wrong = r#"{"format": "int8_tensorwise", "params": {"convrot": "yes"}}"#;
-    refused(rotated(wrong), &["tensor `x.comfy_quant` declares no format"]);
+    refused(rotated(wrong), &["`x.comfy_quant`"]);
     for (values, format) in [(VALUES, "float8_e4m3fn"), (VALUES, "mxfp8"), (CODES, "nvfp4")] {
         let what = format!(r#"{{"format": "{format}", "convrot": true}}"#);
-        refused(tensor(&said(values, &what), &[]), &["`x.weight` is quantized", &format!("{format} with convrot")]);
+        refused(tensor(&said(values, &what), &[]), &["`x.weight`", &format!("{format} with convrot")]);
     }
 }
 
@@ -95,12 +95,12 @@ fn methods_of_other_programs_are_refused_by_name() {
         ("x._weight_qdata", "torchao"),
         ("x.weight._data", "quanto"),
     ] {
-        refused(tensor(&beside(name), &[]), &["`x.weight` is quantized with", method, "hint: "]);
+        refused(tensor(&beside(name), &[]), &["`x.weight`", method, "hint: "]);
     }
     let alone = [("x.qweight", Dtype::I32, &[1][..], &ONE[..]), ("x.qzeros", Dtype::I32, &[1], &ONE)];
     refused(tensor(&alone, &[]), &["`x.weight` is quantized with AWQ"]);
     for values in [CODES, INTEGERS] {
-        refused(tensor(&[values], &[]), &["tensor `x.weight` has dtype", "expected BF16, F16 or F32", "hint: "]);
+        refused(tensor(&[values], &[]), &["`x.weight`", "BF16, F16 or F32", "hint: "]);
     }
 }
 
@@ -108,11 +108,11 @@ fn methods_of_other_programs_are_refused_by_name() {
 fn nvfp4_whose_order_nothing_says_is_refused() {
     let scales = ("x.weight_scale", Dtype::F8_E4M3, &[1, 1][..], &[0x38][..]);
     let entries = [CODES, scales, ("x.weight_scale_2", Dtype::F32, &[], &ONE)];
-    refused(tensor(&entries, &[]), &["`x.weight` looks like nvfp4", "order", "hint: "]);
+    refused(tensor(&entries, &[]), &["`x.weight`", "nvfp4", "order", "hint: "]);
     tensor(&entries, &[("quantization", "nvfp4")]).unwrap();
     let layers = r#"{"layers": {"x": {"format": "nvfp4"}}}"#;
     let swizzled = tensor(&entries, &[("_quantization_metadata", layers)]);
-    refused(swizzled, &["layer `x` has 1 block scales, which do not match 1 rows of 1 blocks"]);
+    refused(swizzled, &["layer `x`", "1 block scales"]);
 }
 
 #[test]
@@ -124,11 +124,11 @@ fn scales_that_do_not_fit_are_refused() {
         tensor(&entries, &[])
     };
     let nan: &'static [u8] = &[0, 0, 0xc0, 0x7f];
-    refused(with(&[3], Dtype::F32, &[1; 12]), &["`x.weight_scale` has shape [3], expected one value or 2"]);
+    refused(with(&[3], Dtype::F32, &[1; 12]), &["`x.weight_scale`", "[3]", " 2"]);
     refused(with(&[], Dtype::F32, nan), &["`x.weight_scale` contains NaN"]);
-    refused(with(&[4], Dtype::U8, &[1; 4]), &["`x.weight_scale` has dtype U8, expected F32"]);
+    refused(with(&[4], Dtype::U8, &[1; 4]), &["`x.weight_scale`", "U8, expected F32"]);
     refused(tensor(&said(VALUES, fp8)[..2], &[]), &["`x.weight_scale` is missing"]);
-    refused(tensor(&said(INTEGERS, fp8), &[]), &["dtype I8, but the file declares `float8_e4m3fn`"]);
+    refused(tensor(&said(INTEGERS, fp8), &[]), &["I8", "`float8_e4m3fn`"]);
     assert_eq!(
         with(&[2], Dtype::BF16, &[0x80, 0x3f, 0, 0x40]).unwrap().row_range(1..2).to_f32(),
         [3.0, 4.0].map(|q| {
@@ -142,10 +142,10 @@ fn scales_that_do_not_fit_are_refused() {
 fn groups_that_are_no_power_of_four_are_refused() {
     for group in [0u64, 2, 8, 1 << 15, u64::MAX] {
         let what = format!(r#"{{"format": "int8_tensorwise", "convrot": true, "convrot_groupsize": {group}}}"#);
-        refused(tensor(&said(INTEGERS, &what), &[]), &["layer `x` has groups of", "power of 4"]);
+        refused(tensor(&said(INTEGERS, &what), &[]), &["layer `x`", "groups", "of 4"]);
     }
     let wide = r#"{"format": "int8_tensorwise", "convrot": true}"#;
-    refused(tensor(&said(INTEGERS, wide), &[]), &["tensor `x.weight` cannot have shape [1, 4] in int8 (convrot)"]);
+    refused(tensor(&said(INTEGERS, wide), &[]), &["`x.weight`", "[1, 4]", "int8 (convrot)"]);
 }
 
 #[test]
@@ -165,11 +165,11 @@ fn a_state_of_bitsandbytes_that_does_not_fit_is_refused() {
     };
     let state = |block: usize, shape: &str| format!(r#"{{"blocksize": {block}, "shape": {shape}}}"#);
     assert_eq!(with(&state(8, "[2, 8]"), 2).unwrap().shape(), [2, 8]);
-    refused(with(&state(8, "[2, 8]"), 3), &["`x.weight` does not have the largest magnitudes of 2 blocks"]);
+    refused(with(&state(8, "[2, 8]"), 3), &["`x.weight`", "2 blocks"]);
     refused(with(&state(0, "[2, 8]"), 2), &["empty blocks"]);
-    refused(with(&state(8, "[4, 8]"), 4), &["tensor `x.weight` has 8 bytes, expected 16"]);
-    refused(with(&state(8, "[3, 5]"), 2), &["tensor `x.weight` cannot have shape [3, 5]"]);
-    refused(with(&state(8, "[4294967296, 4294967296]"), 2), &["the shape [4294967296, 4294967296]"]);
+    refused(with(&state(8, "[4, 8]"), 4), &["`x.weight`", "8 bytes, expected 16"]);
+    refused(with(&state(8, "[3, 5]"), 2), &["`x.weight`", "[3, 5]"]);
+    refused(with(&state(8, "[4294967296, 4294967296]"), 2), &["[4294967296, 4294967296]"]);
     refused(with("{", 2), &["bitsandbytes__nf4"]);
 }
 
@@ -179,6 +179,6 @@ fn pickles_are_refused_and_never_read() {
     let path = folder.path().join("model.pth");
     for magic in [&b"PK\x03\x04 and the rest of an archive"[..], b"\x80\x02}q\x00."] {
         fs::write(&path, magic).unwrap();
-        refused(Container::open(&path, "fetch it again"), &["PyTorch pickle", "safetensors or GGUF", "model.pth"]);
+        refused(Container::open(&path, "fetch it again"), &["PyTorch pickle", "GGUF", "model.pth"]);
     }
 }

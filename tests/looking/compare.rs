@@ -60,14 +60,14 @@ fn a_line_tells_how_far_two_images_are_apart() {
 fn the_differences_are_shown_so_that_they_can_be_seen() {
     let folder = images();
     let made = run(&folder, &["compare", "a.png", "b.png", "--diff", "diff.png"]).succeeds();
-    assert_eq!(made.stderr, "wrote diff.png: the differences, amplified 25 times\n");
+    assert!(made.stderr.starts_with("wrote diff.png: ") && made.stderr.contains(" 25 times"), "{}", made.stderr);
     let diff = read(&folder.join("diff.png")).unwrap();
     let expected = |place| if (MIDDLE..MIDDLE + 24).contains(&place) { 250 } else { 0 };
     assert!(diff.bytes.iter().enumerate().all(|(place, level)| *level == expected(place)));
     let found = json(&folder, &["a.png", "b.png", "--diff", "diff.webp"]);
     assert_eq!((&found["diff"]["file"], &found["diff"]["factor"]), (&"diff.webp".into(), &25.into()));
     let before = fs::read(folder.join("b.png")).unwrap();
-    run(&folder, &["compare", "a.png", "b.png", "--diff", "./b.png"]).fails(2, &["is one of the images", "--diff"]);
+    run(&folder, &["compare", "a.png", "b.png", "--diff", "./b.png"]).fails(2, &["one of the images", "--diff"]);
     assert_eq!(fs::read(folder.join("b.png")).unwrap(), before);
     run(&folder, &["compare", "a.png", "b.png", "--diff", "diff.gif"]).fails(2, &["--diff", ".png, .jpg"]);
     run(&folder, &["compare", "one", "two", "--diff", "diff.png"]).fails(2, &["--diff", "two images"]);
@@ -77,7 +77,7 @@ fn the_differences_are_shown_so_that_they_can_be_seen() {
 fn images_that_cannot_be_compared_are_told() {
     let folder = images();
     write(&folder.join("tall.png"), &flat(16, 32, [0; 3]));
-    run(&folder, &["compare", "a.png", "tall.png"]).fails(1, &["32x16 and 16x32", "the same size"]);
+    run(&folder, &["compare", "a.png", "tall.png"]).fails(1, &["32x16 and 16x32", "hint: "]);
     run(&folder, &["compare", "a.png", "one"]).succeeds(); // with the image of its name
     run(&folder, &["compare", "a.png", "none.png"]).fails(1, &["none.png"]);
     let small = run(&folder, &["compare", "tall.png", "tall.png"]).succeeds().stdout;
@@ -99,7 +99,7 @@ fn folders_are_compared_name_by_name_with_a_summary() {
     assert_eq!(words(lines[2])[..4], ["x.png", "10", "0.1562", "46.19"]);
     assert!(lines[3].starts_with("2 pairs, 1 equal: max 10, mean 0.0781, lowest psnr 46.19 dB, lowest ssim 0.9"));
     assert_eq!(lines.len(), 4);
-    assert_eq!(made.stderr, "note: only in `one`: only.png\n");
+    assert!(made.stderr.starts_with("note: ") && made.stderr.ends_with("`one`: only.png\n"), "{}", made.stderr);
     run_folders(&["--min-psnr", "46"]).succeeds();
     let apart = run_folders(&["--min-psnr", "47"]);
     assert_eq!(apart.code, Some(1));
@@ -120,11 +120,15 @@ fn a_pair_that_cannot_be_compared_does_not_hide_the_others() {
     write(&folder.join("two/only.png"), &flat(16, 32, [0; 3]));
     let made = run(&folder, &["compare", "one", "two"]);
     assert_eq!(made.code, Some(1));
-    assert!(made.stdout.contains("only.png   the images have different sizes: 32x16 and 16x32\n"), "{}", made.stdout);
+    assert!(
+        made.stdout.lines().any(|line| line.starts_with("only.png   ") && line.ends_with(": 32x16 and 16x32")),
+        "{}",
+        made.stdout
+    );
     assert!(made.stdout.contains("2 pairs, 1 equal"), "{}", made.stdout);
     assert!(made.stderr.contains("1 of 3 pairs") && made.stderr.contains("only.png"));
     fs::create_dir(folder.join("empty")).unwrap();
     run(&folder, &["compare", "one", "empty"]).fails(2, &["in: empty"]);
     write(&folder.join("empty/other.png"), &flat(16, 16, [0; 3]));
-    run(&folder, &["compare", "one", "empty"]).fails(1, &["as one in `empty`", "in: one"]);
+    run(&folder, &["compare", "one", "empty"]).fails(1, &["`empty`", "in: one"]);
 }

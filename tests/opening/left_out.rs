@@ -26,7 +26,7 @@ fn tensors_that_no_klein_model_has_are_named() {
         for (name, shape) in [("control.hint.weight", &[4, 4][..]), ("b.c", &[3]), ("step", &[])] {
             let notes = with(part, "one", &[(name, shape), ("zz.weight", &[2])]).unwrap();
             let [note] = &notes[..] else { panic!("{part}: {notes:?}") };
-            assert!(note.contains("one.safetensors") && note.contains(&format!("such as `{name}`")), "{note}");
+            assert!(note.contains("one.safetensors") && note.contains(&format!("`{name}`")), "{note}");
         }
     }
 }

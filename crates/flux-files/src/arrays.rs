@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(file.get("a").unwrap().as_ref(), Some(&array));
         assert_eq!(file.get("c").unwrap(), None);
         assert_eq!(file.metadata(), metadata);
-        refused(file.get_or_only("c"), &["no tensor `c`", "`a`", "`b`", "a.safetensors"]);
+        refused(file.get_or_only("c"), &["`c`", "`a`", "`b`", "a.safetensors"]);
         refused(ArrayTarget::new(&path, true), &["already exists"]);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
@@ -274,7 +274,7 @@ mod tests {
         assert_eq!(get(Dtype::BF16, &[0x80, 0x3f, 0, 0xc0]).unwrap().values, [1.0, -2.0]);
         refused(get(Dtype::I16, &[0; 4]), &["dtype I16", "F32, F16 or BF16"]);
         refused(get(Dtype::F16, &[0, 0, 0, 0x7c]), &["value 2 of 2 is inf", "a.safetensors"]);
-        refused(Array::new(vec![2], vec![1e38, -3.4e38]), &["value 2 of 2 is -3.4e38, which overflows bfloat16"]);
+        refused(Array::new(vec![2], vec![1e38, -3.4e38]), &["value 2 ", "-3.4e38", "bfloat16"]);
         refused(Array::new(vec![2, usize::MAX], vec![0.0]), &["1 values"]);
     }
 
@@ -282,14 +282,14 @@ mod tests {
     fn files_that_are_damaged_or_too_long_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.safetensors");
-        refused(ArrayFile::read(&path), &["cannot read it"]);
+        refused(ArrayFile::read(&path), &["cannot read"]);
         fs::write(&path, "not one").unwrap();
         refused(ArrayFile::read(&path), &["the file is text"]);
         fs::write(&path, [&u64::MAX.to_le_bytes()[..], b"{}"].concat()).unwrap();
-        refused(ArrayFile::read(&path), &["not a valid safetensors file"]);
+        refused(ArrayFile::read(&path), &["valid safetensors"]);
         fs::File::create(&path).unwrap().set_len(MAX_BYTES + 1).unwrap();
-        refused(ArrayFile::read(&path), &["expected at most 2147483648"]);
-        refused(ArrayFile::read(folder.path()), &["not a regular file"]);
+        refused(ArrayFile::read(&path), &["2147483648"]);
+        refused(ArrayFile::read(folder.path()), &["regular"]);
         fs::create_dir(folder.path().join("b.safetensors")).unwrap();
         refused(ArrayTarget::new(&folder.path().join("b.safetensors"), false), &["not a file"]);
         refused(ArrayTarget::new(&folder.path().join("none/a.safetensors"), false), &["mkdir"]);
@@ -300,7 +300,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let target = |name: &str| ArrayTarget::new(&folder.path().join(name), false);
         for name in ["a", "a.png", "a.gguf", "a.safetensors.png", "safetensors", ".safetensors", "a."] {
-            refused(target(name), &["tensors are written as safetensors", "ends with .safetensors"]);
+            refused(target(name), &["hint: ", ".safetensors"]);
         }
         for name in ["a.safetensors", "a.SafeTensors", "a.sft"] {
             assert!(target(name).is_ok(), "{name}");
@@ -311,7 +311,7 @@ mod tests {
             ("double_blocks.0.img_mod.lin.weight", "a transformer of FLUX.1"),
         ] {
             write(&folder.path().join("w.safetensors"), &[(tensor, Dtype::F32, &[1], &[0; 4])]);
-            refused(target("w.safetensors"), &["w.safetensors", what, "is never overwritten", "remove this one"]);
+            refused(target("w.safetensors"), &["w.safetensors", what, "never", "hint: "]);
         }
         write(&folder.path().join("w.safetensors"), &[("latents", Dtype::F32, &[1], &[0; 4])]);
         assert!(target("w.safetensors").is_ok());

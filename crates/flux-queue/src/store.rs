@@ -239,7 +239,7 @@ mod tests {
         for (url, words) in [
             ("s3://", "no bucket"),
             ("s3://key:secret@bucket", "AWS_SECRET_ACCESS_KEY"),
-            ("file://relative", "does not begin"),
+            ("file://relative", "begin"),
             ("gs://bucket", "neither"),
             ("/folder", "neither"),
         ] {

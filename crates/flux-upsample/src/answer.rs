@@ -139,7 +139,7 @@ mod tests {
         let read = |answer: Value| prompt(&answer, &Recipe::new("x", 1));
         assert!(read(json!({})).is_err() && read(json!({"choices": []})).is_err() && read(json!(1)).is_err());
         let cut = json!({"choices": [{"message": {"content": "a"}, "finish_reason": "length"}]});
-        assert!(read(cut).unwrap_err().what().contains("cut at 3584 tokens"));
+        assert!(read(cut).unwrap_err().what().contains("3584 tokens"));
         let refused = json!({"choices": [{"message": {"content": null, "refusal": "No."}}]});
         assert!(read(refused).unwrap_err().what().contains("refuses: No."));
         let parts = json!({"choices": [{"message": {"content": [{"type": "text", "text": "a cat"}]}}]});
@@ -161,11 +161,11 @@ mod tests {
 
     #[test]
     fn a_refusal_and_a_lost_text_are_noted() {
-        assert!(notes("I can’t help with that.", "x")[0].contains("seems to refuse"));
+        assert!(notes("I can’t help with that.", "x")[0].contains("refuse"));
         assert!(notes("Sorry, no", "x")[0].contains("Sorry, no"));
         let request = "a sign \"SALE\" and “50% off”";
         assert!(notes("A sign that reads \"SALE\" and \"50% off\".", request).is_empty());
-        assert_eq!(notes("A sign \"SALE\".", request), ["the written prompt lacks the text `50% off`"]);
+        assert!(matches!(&notes("A sign \"SALE\".", request)[..], [note] if note.contains("`50% off`")));
         assert!(notes("a screen", "a 19\" screen").is_empty(), "a quote that is not closed is an inch");
     }
 }

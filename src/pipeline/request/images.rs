@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn a_strength_that_is_as_another_one_is_said() {
         let notes = |strength| ImagePlan::new(&[], Some(&change(strength)), 4, &info()).unwrap().notes;
-        assert_eq!(notes(0.8), ["a strength of 0.8 runs 4 of 4 steps, the same as 1"]);
+        assert!(matches!(&notes(0.8)[..], [note] if note.contains(" 0.8 ") && note.contains(" 4 of 4 ")));
         assert!(notes(0.75).is_empty() && notes(1.0).is_empty());
     }
 

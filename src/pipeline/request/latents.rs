@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(two.part(0..2).part(1..2).values(), two.part(1..2).values());
         for shape in [&[][..], &[6], &[2, 3], &[1, 1, 4, 2, 3], &[0, 4, 2, 3], &[4, 0, 3]] {
             let error = of(shape).unwrap_err().to_string();
-            assert!(error.contains("expected [images, channels, height, width]"), "{error}");
+            assert!(error.contains("[images, channels, height, width]"), "{error}");
         }
     }
 }

@@ -66,7 +66,7 @@ fn two_programs_are_compared_in_turn() {
 
     machine.gpus("8.0");
     let log = machine.check(&["compare"], &environment).passes().log;
-    assert!(!log.contains("fp8, ms") && log.contains("no fp8: this is no Hopper GPU"), "{log}");
+    assert!(!log.contains("fp8, ms") && log.contains("no fp8: "), "{log}");
     let result = machine.check(&["compare"], &[]).fails().result;
     assert!(result.contains("make gpu-bundle BASE="), "{result}");
 }
@@ -124,7 +124,7 @@ fn a_model_of_9b_that_is_stopped_half_written_is_deleted() {
     let machine = Machine::new("9.0");
     machine.program("tools/python", r#"mkdir -p "$3" && echo "$3" >"$RAN" && exec sleep 60"#);
     let checked = machine.check(&["nine"], &[("LIMIT_S", "5")]).fails();
-    assert!(checked.run.stdout.contains("stopped at its limit of 5 s"), "{}", checked.run.stdout);
+    assert!(checked.run.stdout.contains("limit of 5 s"), "{}", checked.run.stdout);
     assert!(!checked.ran[0].is_empty() && !Path::new(&checked.ran[0]).exists(), "{:?}", checked.ran);
 }
 

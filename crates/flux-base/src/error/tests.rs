@@ -6,7 +6,7 @@ use super::*;
 fn errors_of_the_system_have_words_and_no_numbers() {
     let missing = std::io::Error::from_raw_os_error(2);
     let error = Error::new(format!("cannot read: {missing}, cannot write: {missing}, (os error x)"));
-    assert!(error.what().starts_with("cannot read: ") && !error.what().contains("(os error 2)"), "{error}");
+    assert!(error.what().starts_with("cannot read: No such file or directory,"), "{error}");
     assert!(error.what().ends_with("cannot write: No such file or directory, (os error x)"), "{error}");
 }
 

