@@ -188,8 +188,8 @@ __device__ __forceinline__ void project(const Arguments& args) {
 
 }  // namespace project
 
-// The launcher passes the shared memory, `BARRIERS`, 8 bytes for each barrier and 8 for each storing warp. The number of
-// blocks must be even.
+// The launcher passes the shared memory, `BARRIERS`, 8 bytes for each barrier and 8 for each storing warp. The number
+// of blocks must be even.
 #define PROJECT(name, e4m3, low_rank, rows)                                                     \
     extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(project::THREADS, 1) \
         name(const __grid_constant__ project::Arguments args) {                                 \

@@ -1,6 +1,6 @@
-//! `project_attention` in two kernels on Hopper: if attention is in e4m3, `project` stores q, k and v in e4m3. Otherwise
-//! it runs its composition; if `project` does so too, the MLP's activation function runs beside attention, and the
-//! conversion for attention in int8 norms and rotates q and k.
+//! `project_attention` in two kernels on Hopper: if attention is in e4m3, `project` stores q, k and v in e4m3.
+//! Otherwise it runs its composition; if `project` does so too, the MLP's activation function runs beside attention,
+//! and the conversion for attention in int8 norms and rotates q and k.
 
 use super::attention::Call;
 use super::attention_e4m3::Values;
