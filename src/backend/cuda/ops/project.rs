@@ -77,8 +77,8 @@ struct Arguments {
 }
 
 assert_layout! { Arguments: 1536, x: 0, weight: 256, down: 512, low: 768, up: 1024, x_scales: 1280,
-weight_scales: 1296, down_scales: 1312, down_rows: 1328, low_rows: 1336, out: 1344, ld_out: 1352,
-txt_norm_q: 1360, txt_norm_k: 1368, img_norm_q: 1376, img_norm_k: 1384, cos: 1392, sin: 1400, v8: 1408, v_tiles: 1416, ld_table: 1424,
+weight_scales: 1296, down_scales: 1312, down_rows: 1328, low_rows: 1336, out: 1344, ld_out: 1352, txt_norm_q: 1360,
+txt_norm_k: 1368, img_norm_q: 1376, img_norm_k: 1384, cos: 1392, sin: 1400, v8: 1408, v_tiles: 1416, ld_table: 1424,
 txt_eps: 1432, img_eps: 1436, part_rows: 1440, ranks: 1448, ld_low: 1456, features: 1460, dim: 1464, mlp: 1468,
 txt_rows: 1472, txt: 1476, img: 1480, rows_of_tiles: 1484, key_tiles: 1488, heads_in_e4m3: 1492, key_rows: 1496 }
 
