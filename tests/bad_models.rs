@@ -84,10 +84,10 @@ fn what_is_no_regular_file_is_refused_at_once() {
         model.remove(name);
         let made = std::process::Command::new("mkfifo").arg(model.file(name)).status();
         assert!(made.is_ok_and(|made| made.success()), "mkfifo is there");
-        refused(&model, &["regular", name, "hint: "]);
+        refused(&model, &["not a regular file", name, "hint: "]);
         model.remove(name);
         std::os::unix::fs::symlink("/dev/zero", model.file(name)).expect("a temporary folder takes links");
-        refused(&model, &["regular", name, "hint: "]);
+        refused(&model, &["not a regular file", name, "hint: "]);
     }
 }
 
@@ -133,7 +133,7 @@ fn a_tokenizer_of_another_model_is_named() {
     });
     let (run, _) = run(&model);
     let file = model.file("tokenizer/tokenizer.json").display().to_string();
-    run.fails(1, &["id 99999 ", &file, "hint: "]);
+    run.fails(1, &["token id 99999 is outside the encoder's vocabulary of ", &file, "hint: "]);
 }
 
 /// Another thread reads the tokenizer, and every call that needs it returns its error.
@@ -145,7 +145,7 @@ fn a_damaged_tokenizer_is_told_each_time_and_before_any_work() {
     let request = Request::new("a cat", 1);
     for _ in 0..2 {
         let planned = model.plan(&request).map(drop).expect_err("no tokenizer").to_string();
-        assert!(planned.contains("a tokenizer: ") && planned.contains("tokenizer/tokenizer.json"), "{planned}");
+        assert!(planned.contains("not a tokenizer") && planned.contains("tokenizer/tokenizer.json"), "{planned}");
         let made = model.generate(&request).map(drop).expect_err("no tokenizer").to_string();
         assert_eq!(made, planned);
     }
@@ -409,15 +409,15 @@ fn a_file_that_is_no_model_is_named_as_what_it_is() {
         bytes.into_inner()
     };
     let files: [(&str, Vec<u8>, &[&str]); 9] = [
-        ("a.png", image(ImageFormat::Png), &["PNG image", "7x5", "hint: "]),
-        ("a.jpg", image(ImageFormat::Jpeg), &["JPEG image", "7x5", "hint: "]),
-        ("a.webp", image(ImageFormat::WebP), &["WebP image", "7x5", "hint: "]),
-        ("a.gif", b"GIF89a\x07\0\x05\0\xf7\0\0".to_vec(), &["GIF image", "7x5", "hint: "]),
+        ("a.png", image(ImageFormat::Png), &["a PNG image of 7x5 pixels", "name a model"]),
+        ("a.jpg", image(ImageFormat::Jpeg), &["a JPEG image of 7x5 pixels", "name a model"]),
+        ("a.webp", image(ImageFormat::WebP), &["a WebP image of 7x5 pixels", "name a model"]),
+        ("a.gif", b"GIF89a\x07\0\x05\0\xf7\0\0".to_vec(), &["a GIF image of 7x5 pixels", "name a model"]),
         ("a.pt", b"PK\x03\x04\0archive/data.pkl".to_vec(), &["PyTorch pickle", "GGUF"]),
         ("a.ckpt", vec![9; 64], &["a PyTorch pickle"]),
         ("a.onnx", b"\x08\x07\x12".to_vec(), &["ONNX"]),
-        ("a.json", b"{}".to_vec(), &["JSON", "folder"]),
-        ("a.zip", b"PK\x03\x04\x14\0".to_vec(), &["zip archive", "hint: "]),
+        ("a.json", b"{}".to_vec(), &["JSON text", "the folder that this file describes"]),
+        ("a.zip", b"PK\x03\x04\x14\0".to_vec(), &["a zip archive", "unpack it"]),
     ];
     for (name, bytes, words) in files {
         std::fs::write(folder.path().join(name), bytes).expect("a temporary folder is writable");

@@ -299,7 +299,7 @@ fn a_kernel_that_does_not_compile_fails_the_build_and_leaves_nothing() {
     project.write("cuda/a.cu", "this is no C++");
     let run = Run::new(&mut project.command("release"));
     assert_eq!(run.code, Some(1));
-    for words in ["cargo::error=nvcc", "a.cu", "line 1 | line 2"] {
+    for words in ["cargo::error=nvcc could not compile", "a.cu", "line 1 | line 2"] {
         assert!(run.stdout.contains(words), "{words}: {}", run.stdout);
     }
     assert!(names(&project.path("target/kernels")).iter().all(|name| name.starts_with("b_sm90a-")));
@@ -320,9 +320,9 @@ fn without_nvcc_the_table_is_empty_unless_nvcc_is_required() {
         }
         Run::new(command.env("PATH", "").env("FLUX_REQUIRE_NVCC", required))
     };
-    assert!(without("0").succeeds().stdout.contains("cargo::warning=nvcc"));
+    assert!(without("0").succeeds().stdout.contains("cargo::warning=nvcc was not found"));
     assert_eq!(project.included("release"), [""; 0]);
     let run = without("1");
     assert_eq!(run.code, Some(1));
-    assert!(run.stdout.contains("cargo::error=nvcc"), "{}", run.stdout);
+    assert!(run.stdout.contains("cargo::error=nvcc was not found"), "{}", run.stdout);
 }

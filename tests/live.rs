@@ -228,7 +228,7 @@ fn feedback_begins_with_a_part_of_the_image_before() {
     assert!(with[0] == without[0], "there is no image before the first");
     assert!(with[1] != with[0] && of("0.4") == with);
     let refused = flux().args(raw_flags(&["--feedback", "1"])).stdin(Stdio::null()).output().unwrap();
-    result(refused).1.fails(2, &["is 1", "hint: "]);
+    result(refused).1.fails(2, &["the feedback is 1", "hint: "]);
 }
 
 /// Runs a line of a shell in a folder with the program.

@@ -21,7 +21,7 @@ fn images_of_phones_and_of_the_web_are_refused_with_what_converts_them() {
     {
         let file = [b"\0\0\0\x18ftyp", &brand[..], b"\0\0\0\0mif1miaf\0\0\0\x08meta"].concat();
         std::fs::write(folder.join(name), file).unwrap();
-        let said = [name, converter, "magick IN"];
+        let said = [name, "which is not supported", converter, "magick IN"];
         run(&folder, &["sheet", name, "-o", "sheet.png"]).fails(1, &said);
         run(&folder, &["compare", name, name]).fails(1, &said);
         run(&folder, &["make it red", "-i", name, "-o", "out.png", "--device", "cpu"]).fails(1, &said);
@@ -122,8 +122,8 @@ fn a_grid_that_cannot_be_drawn_as_a_whole_draws_nothing() {
     write(&folder.join("in.png"), &pixels(64, 64));
     for (flags, words) in [
         (&["--vary", "steps=1,2000"][..], &["2000"][..]),
-        (&["--vary", "n=1,2"], &["`n`"]),
-        (&["--vary", "output=a.png,b.png"], &["`output`"]),
+        (&["--vary", "n=1,2"], &["`n` cannot be varied"]),
+        (&["--vary", "output=a.png,b.png"], &["`output` cannot be varied"]),
         (&["--vary", "inputs=in.png,gone.png"], &["gone.png"]),
         (&["--vary", "seed=1,2", "--lora", "gone.safetensors"], &["gone.safetensors"]),
     ] {

@@ -136,7 +136,9 @@ fn every_way_to_name_the_same_files_draws_the_same_image() {
 fn what_was_found_and_the_variant_are_told() {
     let notes = |names| open(names).unwrap().notes().join("\n");
     let found = notes(["models", "", "", "folder"]);
-    for word in ["transformer `", "a-klein.safetensors", "text encoder `", "VAE `", " distilled "] {
+    for word in
+        ["found the transformer `", "a-klein.safetensors", "the text encoder `", "the VAE `", "as a distilled model"]
+    {
         assert!(found.contains(word), "{word}: {found}");
     }
     assert_eq!(notes(["folder", "", "", ""]), "");
@@ -147,7 +149,7 @@ fn what_was_found_and_the_variant_are_told() {
         let files = ModelPaths { model: Some(file.clone()), ..paths(named) }.open(|| unreachable!()).unwrap();
         let model = load(&files);
         assert_eq!((files.variant(), model.info().variant()), (Some(variant), variant));
-        assert!(files.notes()[0].contains(&format!(" {variant} ")), "{:?}", files.notes());
+        assert!(files.notes()[0].contains(&format!("runs as a {variant} model")), "{:?}", files.notes());
         let other = ModelPaths { model: Some(file), variant: Some(Variant::Distilled), ..paths(named) };
         let other = other.open(|| unreachable!()).unwrap();
         assert!(other.variant() == Some(Variant::Distilled) && other.notes().is_empty(), "{:?}", other.notes());
@@ -157,7 +159,7 @@ fn what_was_found_and_the_variant_are_told() {
     copy(&FILES.at("files/qwen.safetensors"), &strange);
     let files = ModelPaths { text_encoder: Some(strange), ..paths(["folder", "", "", ""]) };
     let notes = files.open(|| unreachable!()).unwrap().notes().join("\n");
-    assert!(notes.contains("instruct-2507") && notes.contains("differ"), "{notes}");
+    assert!(notes.contains("instruct-2507") && notes.contains("images will differ"), "{notes}");
 }
 
 #[test]

@@ -51,8 +51,8 @@ fn every_script_explains_itself_and_refuses_what_it_does_not_know() {
         assert!(help.stdout.starts_with(&format!("usage: scripts/{name}")), "{}", help.stdout);
     }
     Run::new(&mut script("download_model.sh")).fails(2, &["the model is missing"]);
-    Run::new(script("download_model.sh").arg("5b")).fails(2, &["`5b`"]);
-    Run::new(script("download_model.sh").args(["4b", "a", "b"])).fails(2, &["argument: b"]);
+    Run::new(script("download_model.sh").arg("5b")).fails(2, &["unknown model: `5b`"]);
+    Run::new(script("download_model.sh").args(["4b", "a", "b"])).fails(2, &["unexpected argument: b"]);
     Run::new(&mut script("generate_batch.sh")).fails(2, &["prompts"]);
     Run::new(script("generate_batch.sh").args(["none.txt", "out"])).fails(1, &["none.txt"]);
     Run::new(script("compare_cpu_gpu.sh").args(["--bound", "high"])).fails(2, &["bound"]);

@@ -52,7 +52,7 @@ fn a_link_to_a_file_is_written_through_and_one_to_nothing_is_refused() {
     assert!(folder.join("link.png").is_symlink());
     assert_eq!(read(&folder.join("real/out.png")).unwrap().width, 32);
     symlink("nowhere/out.png", folder.join("dangling.png")).unwrap();
-    refused(&folder, &["-o", "dangling.png"], 1, &["is a link to `nowhere/out.png`", "hint: "]);
+    refused(&folder, &["-o", "dangling.png"], 1, &["is a link to `nowhere/out.png`", "hint: remove the link"]);
     assert!(folder.join("dangling.png").is_symlink());
 }
 
@@ -113,7 +113,7 @@ fn a_folder_without_the_right_to_write_takes_an_image_in_place_of_a_file_that_ha
     assert_eq!(read(&folder.join("open.png")).unwrap().width, 32);
     for name in ["closed.png", "new.png"] {
         let run = run(&[name, "-d", "no-model"]).expect("as before");
-        let run = run.fails(1, &["Permission denied", name, "hint: "]);
+        let run = run.fails(1, &["cannot write the image: Permission denied", name, "hint: "]);
         assert!(!run.stderr.contains("no-model"), "{}", run.stderr);
     }
     assert_eq!(fs::read(folder.join("closed.png")).unwrap(), b"old");
@@ -162,10 +162,10 @@ fn a_full_disk_keeps_an_image_that_is_replaced_and_tells_of_one_that_is_written_
         )
     };
     let Some(run) = with_mounts(&script("")) else { return };
-    let run = run.fails(1, &["cannot write", "No space left", "hint: "]);
+    let run = run.fails(1, &["cannot write the image", "No space left", "free some space"]);
     assert!(run.stderr.ends_with("\nout.png\nold\n") && !run.stderr.contains("is lost"), "{}", run.stderr);
     let run = with_mounts(&script("ln out.png other.png;")).expect("as before");
-    let run = run.fails(1, &["No space left", "is lost", "hint: "]);
+    let run = run.fails(1, &["No space left", "its old content is lost", "free some space"]);
     assert!(run.stderr.ends_with("\nother.png\nout.png\n"), "the file is empty: {}", run.stderr);
 }
 
@@ -174,8 +174,8 @@ fn no_clobber_keeps_what_is_there_and_says_so_before_any_work() {
     let folder = folder();
     fs::write(folder.join("out.png"), "old").unwrap();
     fs::write(folder.join("many-8.png"), "old").unwrap();
-    refused(&folder, &["--no-clobber", "-o", "out.png"], 1, &["`out.png` already", "--no-clobber"]);
-    refused(&folder, &["--no-clobber", "-o", "many.png", "-n", "3"], 1, &["`many-8.png` already"]);
+    refused(&folder, &["--no-clobber", "-o", "out.png"], 1, &["`out.png` already exists", "--no-clobber"]);
+    refused(&folder, &["--no-clobber", "-o", "many.png", "-n", "3"], 1, &["`many-8.png` already exists"]);
     assert_eq!(fs::read(folder.join("out.png")).unwrap(), b"old");
     draw(&folder, &["--no-clobber", "-p", "a cat", "-o", "new.png"]).succeeds();
     assert_eq!(names(&folder), ["many-8.png", "new.png", "out.png"]);
@@ -193,8 +193,8 @@ fn a_folder_gets_an_image_with_the_name_of_its_seed() {
     assert_eq!(names(&folder.join("album.png")), ["flux-1.png", "flux-2.png", "flux-7.png", "flux-8.png"]);
     draw(&folder, &["-p", "a cat", "-S", "3", "-o", "new/"]).succeeds();
     assert_eq!(names(&folder.join("new")), ["flux-3.png"]);
-    refused(&folder, &["-o", "none/out.png"], 1, &["folder: `none", "mkdir -p none"]);
-    refused(&folder, &["-o", "flux-9.png/"], 1, &["not a folder"]);
+    refused(&folder, &["-o", "none/out.png"], 1, &["no such folder: `none", "mkdir -p none"]);
+    refused(&folder, &["-o", "flux-9.png/"], 1, &["is a file, not a folder"]);
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn a_hyphen_writes_a_png_to_standard_output() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.contains("wrote standard output in "), "{said}");
     for other in ["--print-path", "--timings=json"] {
-        refused(&folder, &["-o", "-", other], 2, &[other, "standard output", "hint: "]);
+        refused(&folder, &["-o", "-", other], 2, &[other, "standard output", "hint: leave out"]);
     }
     refused(&folder, &["-o", "-", "-n", "2"], 2, &["--count", "standard output"]);
     assert_eq!(names(&folder), ["file.png"]);
@@ -218,11 +218,11 @@ fn a_terminal_gets_no_image_and_a_closed_pipe_is_told() {
     let folder = folder();
     let played = watch(flux().current_dir(&folder).args(["-p", "x", "-o", "-"]).args(SMALL), 80);
     assert_eq!(played.code, Some(2), "{}", played.shown);
-    assert!(played.shown.contains("standard output"), "{}", played.shown);
+    assert!(played.shown.contains("standard output is a terminal"), "{}", played.shown);
     assert!(played.shown.contains("image.png"), "{}", played.shown);
     let piped = format!("{{ {} -p x {} -o -; echo $? >&2; }} | true", env!("CARGO_BIN_EXE_flux"), SMALL.join(" "));
     let run = Run::new(Command::new("sh").args(["-c", &piped]).current_dir(&folder).env_remove("FLUX_MODEL"));
-    assert!(run.stderr.contains("standard output") && run.stderr.ends_with("\n1\n"), "{}", run.stderr);
+    assert!(run.stderr.contains("cannot write to standard output") && run.stderr.ends_with("\n1\n"), "{}", run.stderr);
 }
 
 #[test]
@@ -232,7 +232,7 @@ fn a_limit_on_the_size_of_files_is_an_error_and_leaves_nothing() {
     let line =
         format!("ulimit -f 4; exec {} -p x -W 256 -H 256 -s 1 --device cpu -o out.png", env!("CARGO_BIN_EXE_flux"));
     let run = Run::new(Command::new("sh").args(["-c", &line]).current_dir(&folder).env_remove("FLUX_MODEL"));
-    run.fails(1, &["cannot write", "out.png", "ulimit -f"]);
+    run.fails(1, &["cannot write the image", "out.png", "ulimit -f"]);
     assert!(names(&folder).is_empty());
 }
 

@@ -272,7 +272,7 @@ mod tests {
         let least = |text: &str| text.parse().map(ParallelChoice::least);
         assert_eq!(["auto", "off", "1", "4"].map(least), [Ok(1), Ok(1), Ok(1), Ok(4)]);
         for bad in ["", "0", "-2", "two", "1.5"] {
-            assert!(least(bad).is_err_and(|e| e.contains("off")), "{bad}");
+            assert!(least(bad).is_err_and(|e| e.contains("auto or off")), "{bad}");
         }
     }
 
@@ -309,8 +309,8 @@ mod tests {
             ("cuda0", "write cuda:0"),
             ("GPU", "first GPU"),
             ("CUDA", "first GPU"),
-            ("mps", "CPUs"),
-            ("rocm:0", "CPUs"),
+            ("mps", "supports NVIDIA GPUs and CPUs"),
+            ("rocm:0", "supports NVIDIA GPUs and CPUs"),
         ] {
             assert!(text.parse::<Device>().is_err_and(|why| why.ends_with(meant)), "{text}");
         }

@@ -116,9 +116,9 @@ mod tests {
         }
         for (text, words) in [
             ("a cat", "MASK.png:TEXT"),
-            (":a cat", "no mask"),
+            (":a cat", "no box and no mask"),
             ("0,0,1001,500:a cat", "0 to 1000"),
-            ("0,500,1000,500:a cat", "left"),
+            ("0,500,1000,500:a cat", "left must be less"),
             ("0,0,500:a cat", "TOP,LEFT,BOTTOM,RIGHT"),
             ("-1,0,9,9:a cat", "TOP,LEFT,BOTTOM,RIGHT"),
         ] {
@@ -133,9 +133,9 @@ mod tests {
         assert!(check(&vec![region.clone(); 30]).is_ok());
         for (regions, words) in [
             (vec![region.clone(); 31], "31 regions"),
-            (vec![TextRegion { mask: Some("m.png".into()), ..region.clone() }], "a mask"),
+            (vec![TextRegion { mask: Some("m.png".into()), ..region.clone() }], "either a box or a mask"),
             (vec!["-:a cat".parse().unwrap()], "standard input"),
-            (vec![region.clone(), TextRegion { prompt: " ".to_string(), ..region }], "region 2"),
+            (vec![region.clone(), TextRegion { prompt: " ".to_string(), ..region }], "region 2 has no text"),
         ] {
             let error = check(&regions).unwrap_err();
             assert!(error.field() == Some(Field::Regions) && error.to_string().contains(words), "{error}");

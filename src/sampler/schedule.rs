@@ -310,19 +310,19 @@ mod tests {
     #[test]
     fn what_is_no_schedule_is_refused() {
         for (text, words) in [
-            ("cosine", "`cosine`"),
-            ("flow:1", "`flow:1`"),
-            ("power:x", "`x`"),
-            ("power:0", "exponent"),
-            ("power:nan", "exponent"),
+            ("cosine", "not a schedule"),
+            ("flow:1", "not a schedule"),
+            ("power:x", "`x` is not a number"),
+            ("power:0", "expected above 0"),
+            ("power:nan", "expected above 0"),
             ("power:101", "to 100"),
-            ("sigmas:", "``"),
-            ("sigmas:0", "no noise"),
-            ("sigmas:1.1,0.5", "1.1, "),
+            ("sigmas:", "`` is not a number"),
+            ("sigmas:0", "no noise level"),
+            ("sigmas:1.1,0.5", "1.1, expected above 0 to 1"),
             ("sigmas:1,nan", "NaN"),
             ("sigmas:1,0.5,0.5", "0.5 follows 0.5"),
             ("sigmas:0.5,1", "1 follows 0.5"),
-            ("sigmas:1,0,0.5", "is 0, "),
+            ("sigmas:1,0,0.5", "is 0, expected above 0"),
             ("sigmas:1,-0.5", "-0.5"),
         ] {
             let error = text.parse::<ScheduleKind>().unwrap_err();

@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn steps_of_tokenizing_that_qwen_has_not_are_refused_by_name() {
-        refused(&["`WordPiece`"], |file| file["model"]["type"] = json!("WordPiece"));
+        refused(&["model is `WordPiece`"], |file| file["model"]["type"] = json!("WordPiece"));
         refused(&["normalizer is `Replace`"], |file| {
             file["normalizer"] = json!({ "type": "Replace", "pattern": { "Regex": "(a*)*b" }, "content": "" })
         });
@@ -304,7 +304,7 @@ mod tests {
     #[test]
     fn merges_that_name_no_token_or_are_no_pair_are_refused() {
         for bad in [json!("a b c"), json!("ab"), json!(["a"]), json!(["a", "b", "c"]), json!(3), json!(["~~~", "a"])] {
-            refused(&["a tokenizer: "], |file| file["model"]["merges"] = json!([bad]));
+            refused(&["not a tokenizer"], |file| file["model"]["merges"] = json!([bad]));
         }
     }
 
@@ -318,7 +318,7 @@ mod tests {
             }]
         {
             let error = of(change).unwrap_err().to_string();
-            assert!(error.contains("words") && error.contains("`tokenizer`"), "{error}");
+            assert!(error.contains("words are not 0 to") && error.contains("`tokenizer`"), "{error}");
         }
     }
 }

@@ -140,8 +140,8 @@ fn other_files_are_refused_with_what_they_are() {
     for (names, words) in [
         (&["params.layers.0.residual_group.blocks.0.norm1.weight"][..], "SwinIR"),
         (&["unet.a", "unet.b"], "`unet.a`, `unet.b`"),
-        (&["body.0.rdb1.conv1.weight"], "`conv_first.weight`"),
-        (&["body.0.rdb1.conv1.weight", "conv_first.weight"], "1 input"),
+        (&["body.0.rdb1.conv1.weight"], "`conv_first.weight` is missing"),
+        (&["body.0.rdb1.conv1.weight", "conv_first.weight"], "1 input channels"),
     ] {
         assert!(written(names).contains(words), "{words}: {}", written(names));
     }

@@ -33,11 +33,11 @@ fn a_path_that_names_no_adapter_is_told_with_what_is_there() {
         assert!(!run.stderr.contains("download"), "{value}: {}", run.stderr);
         run.fails(code, &[&["hint: "], words].concat());
     };
-    lora("watercolor.safetensors", 1, &["did you mean `watercolour.safetensors`?"]);
-    lora("watercolour:0.5", 1, &["did you mean `watercolour.safetensors`?"]);
+    lora("watercolor.safetensors", 1, &["no such file", "did you mean `watercolour.safetensors`?"]);
+    lora("watercolour:0.5", 1, &["no such file", "did you mean `watercolour.safetensors`?"]);
     lora("watercolour.safetensors:0,5", 2, &["`watercolour.safetensors` is `0,5`", "`:0.5`", "--lora"]);
-    lora("watercolour.safetensors:", 2, &["strength", "number"]);
-    lora("watercolour.safetensors:inf", 2, &["`inf`, "]);
+    lora("watercolour.safetensors:", 2, &["the strength", "expected a number"]);
+    lora("watercolour.safetensors:inf", 2, &["is `inf`, expected a number"]);
     lora("watercolour.safetensors:1e99", 2, &["strength is inf", "--lora"]);
     lora("", 2, &["is empty", "--lora"]);
     assert_eq!(names(own.path()), before, "no image is written");
@@ -64,8 +64,15 @@ fn an_adapter_of_which_no_image_comes_is_named() {
     lora("alpha.safetensors", 0.01, "1e39").fails(1, &["1e39", "overflows float32", layer, "alpha.safetensors"]);
     lora("huge.safetensors", 1e38, "1").fails(1, &["lora_A.weight` overflows", "huge.safetensors", "hint: "]);
     let late = lora("late.safetensors", 1e18, "1");
-    late.fails(1, &["at strength 1\n", "in: --lora late.safetensors", "hint: "]);
-    draw("late.safetensors:1000").fails(2, &["strength 1000", "overflow", "hint: "]);
+    late.fails(
+        1,
+        &[
+            "not numbers, from an adapter at strength 1",
+            "in: --lora late.safetensors",
+            "weights of the model are intact",
+        ],
+    );
+    draw("late.safetensors:1000").fails(2, &["at strength 1000", "overflow", "hint: "]);
     assert!(!at("x.png").exists(), "no image is written");
 }
 
@@ -78,8 +85,8 @@ fn a_file_that_is_no_adapter_is_named_as_what_it_is() {
     let text = |path: &Path| path.to_str().unwrap().to_string();
     for (value, words) in [
         ("a.pt".to_string(), &["PyTorch pickle", "a.pt"][..]),
-        ("empty".to_string(), &["no adapter", "empty"]),
-        (text(&model), &["`-d`"]),
+        ("empty".to_string(), &["contains no adapter", "empty"]),
+        (text(&model), &["contains a model", "`-d`"]),
         (text(&model.join("vae")), &["a VAE, expected an adapter", "`--vae`"]),
     ] {
         draw(own.path(), &["--lora", &value]).fails(1, &[&["hint: "], words].concat());

@@ -60,12 +60,12 @@ fn a_prompt_a_line_becomes_an_image_each_and_given_again_nothing_is_made() {
     assert!(line["seconds"].as_f64().is_some() && line["key"].is_string(), "{line}");
     let before = bytes(&folder.join("out/manifest.jsonl"));
     let again = batch(folder, &["prompts.txt", "out", "-S", "7"]).succeeds();
-    assert!(again.stderr.contains("0 generated; 3 "), "{}", again.stderr);
+    assert!(again.stderr.contains("0 generated; 3 already existed"), "{}", again.stderr);
     assert!(bytes(&folder.join("out/manifest.jsonl")) == before);
     // Only missing images are made.
     fs::remove_file(folder.join("out/0003-a-cat.png")).unwrap();
     let third = batch(folder, &["prompts.txt", "out", "-S", "7"]).succeeds();
-    assert!(third.stderr.contains("1 generated") && third.stderr.contains("2 already"), "{}", third.stderr);
+    assert!(third.stderr.contains("1 generated") && third.stderr.contains("2 already existed"), "{}", third.stderr);
 }
 
 #[test]
@@ -82,7 +82,14 @@ fn each_line_of_an_object_or_a_table_has_its_own_recipe_and_a_wrong_one_stops_no
     fs::write(folder.join("list.jsonl"), jsonl).unwrap();
     let run = batch(folder, &["list.jsonl", "out"]);
     assert_eq!(run.code, Some(1), "{}", run.stderr);
-    for words in ["`steps`: ", "line 4: ", "none.png", "line 6: ", "3 of 7", "4 generated"] {
+    for words in [
+        "line 2: cannot read the line: `steps`: ",
+        "line 4: ",
+        "none.png",
+        "line 6: ",
+        "3 of 7 images failed",
+        "4 generated",
+    ] {
         assert!(run.stderr.contains(words), "{words}: {}", run.stderr);
     }
     assert_eq!(names(&folder.join("out")), ["0003-c-1.png", "0003-c-2.png", "a.webp", "below", "manifest.jsonl"]);
@@ -95,7 +102,7 @@ fn each_line_of_an_object_or_a_table_has_its_own_recipe_and_a_wrong_one_stops_no
     let list = jsonl.replace(r#""inputs": ["none.png"]"#, r#""inputs": ["none.png"], "size": 64"#);
     fs::write(folder.join("list.jsonl"), list).unwrap();
     let run = batch(folder, &["list.jsonl", "out"]);
-    assert!(run.stderr.contains("1 generated") && run.stderr.contains("4 already"), "{}", run.stderr);
+    assert!(run.stderr.contains("1 generated") && run.stderr.contains("4 already existed"), "{}", run.stderr);
 
     fs::write(folder.join("list.csv"), "prompt,seed,output,size\n\"a cat, sitting\",5,x.png,64x32\nb,x,y.png,\n")
         .unwrap();
@@ -119,19 +126,23 @@ fn a_line_or_an_input_that_has_changed_is_made_anew_and_foreign_files_stay() {
     list("two");
     let made = run();
     assert!(made.contains("1 generated"), "{made}");
-    assert!(run().contains("0 generated; 1 "));
+    assert!(run().contains("0 generated; 1 already existed"));
     input(folder, "2", "in.png");
     assert!(run().contains("1 generated"), "another input");
     // Without a manifest the image's metadata has its inputs.
     fs::remove_file(folder.join("out/manifest.jsonl")).unwrap();
-    assert!(run().contains("0 generated; 1 "));
+    assert!(run().contains("0 generated; 1 already existed"));
     input(folder, "3", "in.png");
     assert!(run().contains("1 generated"), "another input");
     fs::write(folder.join("out/b.png"), "mine").unwrap();
     fs::write(folder.join("list.jsonl"), r#"{"prompt": "x", "output": "b.png"}"#).unwrap();
     let refused = batch(folder, &["list.jsonl", "out"]);
     assert_eq!(refused.code, Some(1));
-    assert!(refused.stderr.contains("`b.png`") && refused.stderr.contains("--force"), "{}", refused.stderr);
+    assert!(
+        refused.stderr.contains("is not the image that this list generates") && refused.stderr.contains("--force"),
+        "{}",
+        refused.stderr
+    );
     assert_eq!(fs::read(folder.join("out/b.png")).unwrap(), b"mine");
     batch(folder, &["list.jsonl", "out", "--force"]).succeeds();
     assert_eq!(read(&folder.join("out/b.png")).unwrap().width, 32);
@@ -159,7 +170,7 @@ fn a_file_that_another_program_changed_neither_counts_nor_is_overwritten() {
         for changed in &changed {
             fs::write(&path, changed).unwrap();
             fs::File::options().append(true).open(&path).unwrap().set_modified(time).unwrap();
-            batch(folder, &["list.jsonl", "out"]).fails(1, &["this list", "--force"]);
+            batch(folder, &["list.jsonl", "out"]).fails(1, &["is not the image that this list generates", "--force"]);
             assert!(bytes(&path) == *changed, "it stays");
         }
     }
@@ -179,7 +190,7 @@ fn no_line_of_a_manifest_leads_to_a_foreign_file() {
     forged["bytes"] = 12.into();
     forged["key"] = "another".into();
     fs::write(folder.join("out/manifest.jsonl"), format!("{forged}\n")).unwrap();
-    batch(folder, &["list.jsonl", "out"]).fails(1, &["this list"]);
+    batch(folder, &["list.jsonl", "out"]).fails(1, &["is not the image that this list generates"]);
     assert_eq!(bytes(&path), b"a photograph");
     // Through links, instead of the file and of a folder, with --force too.
     let photo = folder.join("photo.png");
@@ -191,7 +202,7 @@ fn no_line_of_a_manifest_leads_to_a_foreign_file() {
     let lines = "{\"prompt\": \"x\", \"output\": \"a.png\"}\n{\"prompt\": \"x\", \"output\": \"below/b.png\"}\n";
     fs::write(folder.join("list.jsonl"), lines).unwrap();
     for flags in [&["list.jsonl", "out"][..], &["list.jsonl", "out", "--force"]] {
-        batch(folder, flags).fails(1, &["2 of 2", "a link"]);
+        batch(folder, flags).fails(1, &["2 of 2 images failed", "a link"]);
         assert_eq!((bytes(&photo), names(&folder.join("away")).len()), (b"a photograph".to_vec(), 0));
     }
 }
@@ -254,10 +265,10 @@ fn one_run_at_a_time_writes_to_a_folder_and_the_rest_is_told_as_not_tried() {
     let Run { code, stderr, .. } = Run::from_output(first.wait_with_output().unwrap());
     let made = manifest(&folder.join("out")).len();
     assert_eq!(code, Some(130), "{stderr}");
-    assert!(stderr.contains(&format!("0 failed, {} ", 400 - made)), "{stderr}");
+    assert!(stderr.contains(&format!("0 failed, {} not tried", 400 - made)), "{stderr}");
     let go_on = stderr.lines().find_map(|line| line.strip_prefix("to continue: ")).expect("a command");
     let run = Run::new(Command::new("sh").current_dir(folder).args(["-c", &format!("{go_on} --dry-run")]));
-    assert!(run.succeeds().stderr.contains(&format!("{made} already")));
+    assert!(run.succeeds().stderr.contains(&format!("{made} already exist")));
 }
 
 #[test]
@@ -311,13 +322,13 @@ fn random_seeds_stay_what_they_were() {
     let before: Vec<_> = manifest(&folder.join("out")).iter().map(|line| line["seed"].as_u64().unwrap()).collect();
     assert_eq!(before.len(), 4);
     let again = batch(folder, &["list.txt", "out", "-n", "2"]).succeeds();
-    assert!(again.stderr.contains("0 generated; 4 "), "{}", again.stderr);
+    assert!(again.stderr.contains("0 generated; 4 already existed"), "{}", again.stderr);
     // Also if the name has the seed, for two equal lines, too.
     fs::write(folder.join("list.txt"), "a\na\n").unwrap();
     let named = ["list.txt", "named", "-n", "2", "--name", "{index}/{seed}.png"];
     batch(folder, &named).succeeds();
     let again = batch(folder, &named).succeeds();
-    assert!(again.stderr.contains("0 generated; 4 "), "{}", again.stderr);
+    assert!(again.stderr.contains("0 generated; 4 already existed"), "{}", again.stderr);
     assert_eq!(names(&folder.join("named/1")).len() + names(&folder.join("named/2")).len(), 4);
 }
 
@@ -331,7 +342,7 @@ fn what_was_made_from_an_adapter_in_a_folder_is_made_anew_when_the_adapter_has_c
     fs::write(folder.join("list.jsonl"), line).unwrap();
     let run = || batch(folder, &["list.jsonl", "out"]).succeeds().stderr;
     assert!(run().contains("1 generated"));
-    assert!(run().contains("0 generated; 1 "));
+    assert!(run().contains("0 generated; 1 already existed"));
     write(0.2);
     assert!(run().contains("1 generated"));
 }
@@ -360,7 +371,7 @@ fn a_dry_run_checks_every_line_and_writes_nothing() {
     let run =
         Run::new(command.current_dir(folder).args(["batch", "list.jsonl", "out", "--dry-run", "--device", "cpu"]));
     assert_eq!(run.code, Some(1), "{}", run.stderr);
-    for words in ["line 2: `mask` ", "line 3: ", "line 4: ", "none.safetensors", "1 to ", "3 cannot"] {
+    for words in ["line 2: `mask` ", "line 3: ", "line 4: ", "none.safetensors", "1 to generate", "3 cannot be"] {
         assert!(run.stderr.contains(words), "{words}: {}", run.stderr);
     }
     assert_eq!(names(folder), ["list.jsonl"]);
@@ -381,7 +392,7 @@ fn parts_of_a_list_make_each_image_once() {
         .collect();
     assert!(parts.iter_mut().all(|part| part.wait().unwrap().success()));
     let all = batch(folder, &["list.txt", "out", "-S", "1"]).succeeds();
-    assert!(all.stderr.contains("0 generated; 5 "), "{}", all.stderr);
+    assert!(all.stderr.contains("0 generated; 5 already existed"), "{}", all.stderr);
 }
 
 #[test]
@@ -395,7 +406,7 @@ fn lines_come_from_standard_input_and_tell_of_themselves_in_json() {
     assert_eq!(told.len(), 3, "{told:?}");
     assert_eq!((told[0]["line"].as_u64(), told[0]["error"]["kind"].as_str()), (Some(2), Some("usage")));
     assert_eq!((told[1]["file"].as_str(), told[1]["seed"].as_u64()), (Some("0001-a.png"), Some(1)));
-    assert!(told[2]["error"]["what"].as_str().unwrap().contains("1 of 2"));
+    assert!(told[2]["error"]["what"].as_str().unwrap().contains("1 of 2 images failed"));
 }
 
 #[test]
@@ -407,7 +418,7 @@ fn what_no_batch_can_do_is_refused_before_any_work() {
     for (words, told) in [
         (&["list.txt", "out", "--save-latents", "x"][..], "--save-latents"),
         (&["list", "out"], "--format"),
-        (&["bad.txt", "out"], "line 2 "),
+        (&["bad.txt", "out"], "line 2 is not valid UTF-8"),
         (&["list.txt", "out", "--name", "{sed}.png"], "`{sed}`"),
         (&["list.txt", "out", "--shard", "3/2"], "1/4"),
         (&["none.txt", "out"], "none.txt"),
@@ -463,6 +474,6 @@ fn a_list_that_was_killed_goes_on_and_makes_each_image_once() {
     // A finished list is skipped quickly.
     let start = Instant::now();
     let again = batch(folder, &["list.txt", "out", "-S", "1"]).succeeds();
-    assert!(again.stderr.contains(&format!("0 generated; {lines} ")), "{}", again.stderr);
+    assert!(again.stderr.contains(&format!("0 generated; {lines} already existed")), "{}", again.stderr);
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
 }

@@ -73,8 +73,16 @@ fn a_line_that_is_wrong_is_told_and_the_conversation_goes_on() {
     let run = talk(&folder, lines, &[]);
     assert_eq!(run.code, Some(1));
     for words in [
-        "`!seed`?", "expected `!steps [N]`", "no prompt", "no image yet", "auto, cpu, cuda", "the adapter", "none.png",
-        "forget", "steps", "11 of",
+        "did you mean `!seed`?",
+        "expected `!steps [N]`",
+        "there is no prompt yet",
+        "there is no image yet",
+        "expected auto, cpu, cuda",
+        "the adapter does not exist",
+        "none.png",
+        "no image to forget",
+        "steps",
+        "11 of the lines failed",
     ] {
         assert!(run.stderr.contains(words), "{words}: {}", run.stderr);
     }
@@ -90,22 +98,22 @@ fn what_is_removed_numbered_and_kept_is_said() {
     let run = talk(folder, lines, &[]).succeeds();
     let said: Vec<_> = run.stderr.lines().collect();
     for words in [
-        "size 32x32 ",
-        "seed 4 ",
+        "size 32x32 for the next images",
+        "seed 4 for the next images",
         "$1 is chat-001-a-cat.png",
         "$3 is chat-002-a-cat-5.png",
         "removed chat-002-a-cat-4.png",
         "removed chat-002-a-cat-6.png",
         "$2 is now chat-002-a-cat-5.png",
         "$3 is now photo.png",
-        "seed 5 ",
-        "removed photo.png from the list",
+        "seed 5 for the next images",
+        "removed photo.png from the list; its file is kept",
         "removed chat-002-a-cat-5.png",
     ] {
         assert!(said.iter().any(|line| line.starts_with(words)), "{words}: {}", run.stderr);
     }
     assert_eq!(names(folder), ["chat-001-a-cat.png", "photo.png"]);
-    assert!(!talk(folder, "!size 32\n!steps 1\na cat\nexit\na dog\n", &["-q"]).stderr.contains("size 32x32"));
+    assert!(!talk(folder, "!size 32\n!steps 1\na cat\nexit\na dog\n", &["-q"]).stderr.contains("for the next"));
     assert!(!names(folder).iter().any(|name| name.contains("dog") || name.contains("exit")));
 }
 
@@ -118,7 +126,7 @@ fn only_what_was_drawn_here_is_ever_removed() {
         "!size 32\n!steps 1\na red circle\n!explore 2\n!load photo.png\n!keep 4\n!keep 3\n!list\n!undo\n!undo\n";
     let run = talk(folder, lines, &[]);
     assert_eq!(run.code, Some(1), "{}", run.stderr);
-    assert!(run.stderr.contains("$2 to $3") && run.stderr.contains("1 of"), "{}", run.stderr);
+    assert!(run.stderr.contains("$2 to $3") && run.stderr.contains("1 of the lines"), "{}", run.stderr);
     assert!(run.stderr.contains("$3  photo.png  loaded"), "{}", run.stderr);
     assert_eq!(names(folder), ["chat-001-a-red-circle.png", "photo.png"]);
     assert!(fs::read(folder.join("photo.png")).unwrap() == photo);
@@ -234,7 +242,7 @@ fn images_that_are_gone_or_changed_are_left_alone() {
     fs::remove_file(folder.join("chat-002-a-cat-6.png")).unwrap();
     fs::write(folder.join("chat-002-a-cat-7.png"), "mine").unwrap();
     held.say("!keep 2\n!list\n");
-    held.until("chat-002-a-cat-7.png was changed");
+    held.until("chat-002-a-cat-7.png was changed in the meantime, and is kept");
     held.until("$2  chat-002-a-cat-5.png");
     held.until_it_waits();
     assert_eq!(names(folder), ["chat-001-a-cat.png", "chat-002-a-cat-5.png", "chat-002-a-cat-7.png"]);
@@ -243,7 +251,7 @@ fn images_that_are_gone_or_changed_are_left_alone() {
     held.say("!undo\n!list\n");
     held.until("$1  chat-001-a-cat.png");
     held.say("!undo\n!undo\n!quit\n");
-    held.until("forget");
+    held.until("no image to forget");
     held.end();
     assert_eq!(names(folder), ["chat-002-a-cat-7.png"]);
 }
@@ -255,8 +263,8 @@ fn a_copy_is_whole_and_written_over_nothing() {
     std::os::unix::fs::symlink("nowhere.png", folder.join("link.png")).unwrap();
     let lines = "!size 32\n!steps 1\na cat\n!save there.png\n!save link.png\n!save none/copy.png\n!save copy.png\n";
     let run = talk(folder, lines, &[]);
-    assert_eq!(run.stderr.matches("already exists").count(), 2, "{}", run.stderr);
-    assert!(run.stderr.contains("the copy") && run.stderr.contains("3 of"), "{}", run.stderr);
+    assert_eq!(run.stderr.matches("the file already exists").count(), 2, "{}", run.stderr);
+    assert!(run.stderr.contains("cannot write the copy") && run.stderr.contains("3 of the lines"), "{}", run.stderr);
     assert_eq!(names(folder), ["chat-001-a-cat.png", "copy.png", "link.png", "there.png"]);
     let bytes = |name: &str| fs::read(folder.join(name)).unwrap();
     assert!(bytes("copy.png") == bytes("chat-001-a-cat.png") && bytes("there.png") == b"mine");
@@ -270,7 +278,7 @@ fn a_limit_on_the_size_of_files_is_an_error_of_a_line() {
     command.args(["-c", &line]).current_dir(&folder).env_remove("FLUX_MODEL").env("FLUX_CONFIG", "");
     let mut held = Held::begin(&mut command);
     held.say("a cat 256x256\n");
-    held.until("cannot write");
+    held.until("cannot write the image");
     held.until_it_waits();
     assert!(names(&folder).is_empty());
     held.say("!quit\n");
@@ -282,7 +290,7 @@ fn a_line_that_is_too_long_is_an_error_of_its_own() {
     let folder = folder();
     let lines = format!("{}\n!size 32\n!steps 1\na cat\n", "x".repeat(1 << 20));
     let run = talk(&folder, &lines, &[]);
-    assert!(run.stderr.contains("longer than") && run.stderr.contains("1 of"), "{}", run.stderr);
+    assert!(run.stderr.contains("the line is longer than") && run.stderr.contains("1 of the lines"), "{}", run.stderr);
     assert_eq!(names(&folder), ["chat-001-a-cat.png"]);
 }
 

@@ -32,7 +32,11 @@ fn stages_are_lines_bars_or_nothing_as_is_asked_for() {
         assert!(shown.is_empty() || start.elapsed() > Duration::from_secs(10) && !flags.contains(&"none"), "{flags:?}");
     }
     let bars = run(&["--progress", "bar"]);
-    assert!(bars.stderr.contains("note: standard error") && !stages(&bars).is_empty(), "{}", bars.stderr);
+    assert!(
+        bars.stderr.contains("note: standard error is not a terminal") && !stages(&bars).is_empty(),
+        "{}",
+        bars.stderr
+    );
     draw(&folder, &["-p", "a cat", "--progress", "dots"]).fails(2, &["--progress", "auto, bar, plain, none"]);
     let convert = ["convert", "x.gguf", "--format", "q8_0", "--progress", "plain"];
     let tiny = crate::program::project("models/tiny");
@@ -78,7 +82,11 @@ fn at_40_columns_nothing_breaks_inside_a_word_and_no_bar_is_left() {
     assert!(shown.contains("denoise"), "bars are drawn: {shown:?}");
     let rows = rows(&shown);
     let words = rows.iter().flat_map(|row| row.split_whitespace()).collect::<Vec<_>>().join(" ");
-    for note in ["note: `<lora:x>` ", "`--lora x.safetensors:1`", "note: seed 4294967297 ", "wrote out.png in"] {
+    for note in [
+        "note: `<lora:x>` is read as part of the prompt; to use an adapter, pass `--lora x.safetensors:1`",
+        "note: seed 4294967297 generates the same image as seed 1: seeds repeat after 2^32, as in the reference",
+        "wrote out.png in",
+    ] {
         assert!(words.contains(note), "{words}");
     }
     let long = rows.iter().find(|row| row.chars().count() > 40);

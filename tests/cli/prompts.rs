@@ -28,13 +28,13 @@ fn a_prompt_may_be_empty_or_come_from_standard_input() {
         draw(&folder, &["-p", prompt, "-o", "given.png"]).succeeds();
         assert_eq!(texts(&folder.join("given.png"))[0].1, "two\nlines", "{prompt:?}");
     }
-    draw(&folder, &["-p", "a cat\rand a dog"]).fails(2, &["U+000D", "in: --prompt"]);
+    draw(&folder, &["-p", "a cat\rand a dog"]).fails(2, &["control character U+000D", "in: --prompt"]);
     for (bytes, words) in [
-        (&b"\xff\xfe"[..], "UTF-8 from byte 1 "),
-        (b"", "empty"),
-        (b"\r\n", "empty"),
-        (b"a c\0t", "U+0000"),
-        (b"a cat\rand a dog", "U+000D"),
+        (&b"\xff\xfe"[..], "not valid UTF-8 from byte 1 on"),
+        (b"", "the prompt is empty"),
+        (b"\r\n", "the prompt is empty"),
+        (b"a c\0t", "character 4 of the prompt is the control character U+0000"),
+        (b"a cat\rand a dog", "character 6 of the prompt is the control character U+000D"),
     ] {
         piped(bytes).fails(2, &[words, "in: standard input"]);
     }
@@ -44,11 +44,15 @@ fn a_prompt_may_be_empty_or_come_from_standard_input() {
 fn a_prompt_that_is_no_text_is_refused() {
     let folder = folder();
     draw(&folder, &["-p", "line\n\ttab", "-o", "out.png"]).succeeds();
-    for (prompt, words) in [("a \u{1b}[31mcat", "U+001B"), ("\u{7f}", "U+007F"), ("Käse\u{85}", "U+0085")] {
+    for (prompt, words) in [
+        ("a \u{1b}[31mcat", "character 3 of the prompt is the control character U+001B"),
+        ("\u{7f}", "character 1 of the prompt is the control character U+007F"),
+        ("Käse\u{85}", "character 5 of the prompt is the control character U+0085"),
+    ] {
         draw(&folder, &["-p", prompt]).fails(2, &[words, "in: --prompt"]);
     }
     let latin = std::ffi::OsStr::from_bytes(b"a k\xe4se");
-    Run::new(flux().args(SMALL).arg("-p").arg(latin)).fails(2, &["UTF-8", "byte 4 ", "in: --prompt"]);
+    Run::new(flux().args(SMALL).arg("-p").arg(latin)).fails(2, &["UTF-8", "from byte 4 on", "in: --prompt"]);
     assert_eq!(names(&folder), ["out.png"]);
 }
 
@@ -58,7 +62,7 @@ fn a_prompt_that_is_cut_off_is_told_with_its_first_words() {
     let prompt = "a cat ".repeat(400) + "and a dog";
     let run = draw(&folder, &["-p", &prompt, "-S", "1", "-o", "out.png"]).succeeds();
     let note = run.stderr.lines().find(|line| line.contains("cut off")).expect("a note");
-    assert!(note.starts_with("note: the prompt ") && note.contains(" tokens "), "{note}");
+    assert!(note.starts_with("note: the prompt is ") && note.contains(" tokens longer than the model reads"), "{note}");
     assert!(note.contains(", from `cat a cat") || note.contains(", from `a cat a"), "{note}");
     assert!(note.ends_with("...` on") && note.len() < 180, "{note}");
 }

@@ -101,10 +101,10 @@ fn what_regions_cannot_do_is_an_error() {
     let many: Vec<&str> = [["--region", LEFT]; 31].concat();
     for (flags, words) in [
         (&["--region", "0,0,1000,500"][..], &["--region", "TEXT"][..]),
-        (&["--region", "0,0,1000,500: "], &["region 1 has"]),
+        (&["--region", "0,0,1000,500: "], &["region 1 has no text"]),
         (&["--region", "0,0,1001,500:x"], &["0 to 1000"]),
-        (&["--region", "0,0,10,10:x"], &["region 1 covers", "hint"]),
-        (&["--region", "black.png:x"], &["region 1 covers"]),
+        (&["--region", "0,0,10,10:x"], &["region 1 covers none", "hint"]),
+        (&["--region", "black.png:x"], &["region 1 covers none"]),
         (&["--region", "gone.png:x"], &["gone.png"]),
         (&["--region=-:x"], &["standard input"]),
         (&many, &["31 regions", "30"]),

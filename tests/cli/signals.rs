@@ -122,7 +122,7 @@ fn a_weight_file_that_is_cut_off_while_it_is_read_ends_the_program_with_a_messag
     fs::File::options().write(true).open(model.file(WEIGHTS)).unwrap().set_len(4096).unwrap();
     let (ended, said, _) = begun.end();
     assert_eq!(ended, Some(1), "{said}");
-    assert!(said.starts_with("error: a model file") && said.contains("\n  hint: "), "{said}");
+    assert!(said.starts_with("error: a model file was truncated") && said.contains("\n  hint: "), "{said}");
     assert_eq!(said.lines().count(), 2, "told once: {said}");
     assert!(names(&folder).is_empty());
 }

@@ -83,15 +83,15 @@ fn images_of_one_command_and_of_a_list_are_each_cut_out() {
     };
     fs::write(folder.join("list.jsonl"), format!("{}\n{}\n", line("list.png"), line("list.jpg"))).unwrap();
     let batch = run(folder, &["batch", "list.jsonl", ".", "--device", "cpu"]);
-    assert!(batch.stderr.contains("transparency"), "{}", batch.stderr);
+    assert!(batch.stderr.contains("a JPEG has no transparency"), "{}", batch.stderr);
     assert!(image(folder, "list.png") == one && !folder.join("list.jpg").exists());
 }
 
 #[test]
 fn a_background_that_cannot_be_removed_is_an_error() {
     let folder = &folder();
-    heart(folder, &["--transparent", "-o", "a.jpg"]).fails(2, &["JPEG", "--transparent", ".webp"]);
-    heart(folder, &["--transparent", "--no-recipe", "-o", "a.jpg"]).fails(2, &["JPEG"]);
+    heart(folder, &["--transparent", "-o", "a.jpg"]).fails(2, &["JPEG has no transparency", "--transparent", ".webp"]);
+    heart(folder, &["--transparent", "--no-recipe", "-o", "a.jpg"]).fails(2, &["JPEG has no transparency"]);
     heart(folder, &["--transparent=alpha", "-o", "a.png"]).fails(2, &["--transparent", "edit or key"]);
     let small = ["a red heart", "--size", "48", "--transparent", "-o", "a.png", "--device", "cpu"];
     run(folder, &small).fails(2, &["48x48, expected sides of at least 64", "in: --transparent", "`key`"]);
@@ -107,6 +107,6 @@ fn a_background_that_cannot_be_removed_is_an_error() {
     let file = flux::output::encode(&Rgb { bytes: mask, ..stripes }, flux::ImageFormat::Png, &Default::default());
     fs::write(folder.join("mask.png"), file.unwrap()).unwrap();
     let flags = ["--transparent=key", "--mask", "mask.png", "-s", "1", "-i", "stripes.png", "-o", "a.png"];
-    heart(folder, &flags).fails(1, &["no plain", "hint: "]);
+    heart(folder, &flags).fails(1, &["no plain background", "hint: "]);
     assert!(!folder.join("a.png").exists() && !folder.join("a.jpg").exists());
 }

@@ -64,10 +64,10 @@ fn images_of_a_folder_go_to_a_folder() {
     assert_eq!((size(&folder.join("out/1.png")), size(&folder.join("out/2.png"))), ([8, 6], [10, 4]));
     for (arguments, words) in [
         (&["in", "-o", "one.png", "--by", "2"][..], "several images"),
-        (&["in", "-o", "in", "--by", "2"], "one of"),
+        (&["in", "-o", "in", "--by", "2"], "is one of the images"),
         (&["in/1.png", "-o", "out/1.png", "--by", "2", "--no-clobber"], "exists"),
-        (&["in/1.png"], "no upscaler"),
-        (&["in/1.png", "--by", "0.01"], "\n  in: in/1.png\n  hint: "),
+        (&["in/1.png"], "no upscaler and no size"),
+        (&["in/1.png", "--by", "0.01"], "expected at least one pixel\n  in: in/1.png\n  hint: choose a larger"),
         (&["in/1.png", "--upscaler", "none.pth"], "none.pth"),
         (&["in/1.png", "--upscaler", "in/1.png"], "a PNG image"),
     ] {
@@ -90,7 +90,7 @@ fn transparency_is_enlarged_and_needs_a_format_that_has_it() {
         assert_eq!((alpha[0], alpha[11]), (0, 255), "{name}");
     }
     let run = upscale(&folder, &["a.png", "-o", "b.jpg", "--by", "2"]);
-    assert!(run.code != Some(0) && run.stderr.contains("transparency"), "{}", run.stderr);
+    assert!(run.code != Some(0) && run.stderr.contains("a JPEG has no transparency"), "{}", run.stderr);
 }
 
 #[test]

@@ -43,7 +43,7 @@ fn what_an_earlier_run_has_left_is_not_fetched_again() {
         }
     });
     let home = Home::new();
-    Run::new(&mut home.download(&hub, &["4b"])).fails(1, &["interrupted", "resume"]);
+    Run::new(&mut home.download(&hub, &["4b"])).fails(1, &["was interrupted", "again to resume"]);
     let content = &hub.content().files[LARGE];
     assert_eq!(fs::read(home.partial(content)).unwrap(), content[..5000]);
     assert!(!home.snapshot(KLEIN).exists(), "what is not whole has no name");
@@ -176,7 +176,7 @@ fn without_a_checksum_two_versions_are_never_put_together() {
         let home = Home::new();
         let run = Run::new(&mut home.download(&hub, &[&name])).succeeds();
         assert!(fs::read(run.stdout.trim_end()).unwrap() == noise(LARGE_BYTES, 77), "{told:?}");
-        assert!(run.stderr.contains("has changed"), "{}", run.stderr);
+        assert!(run.stderr.contains("the file on the server has changed"), "{}", run.stderr);
     }
     // Without a tag no range can be requested.
     let hub = without_sums(3, |_, count, reply| {
@@ -279,7 +279,7 @@ fn a_wrong_checksum_is_fetched_again_and_never_gets_a_name() {
                 run.succeeds();
                 home.has(&hub, is_read);
             } else {
-                run.fails(1, &["wrong checksum", "hint: "]);
+                run.fails(1, &["wrong checksum", "hint: the file on the server is damaged"]);
                 assert!(!home.snapshot(KLEIN).exists(), "{file}");
             }
         }
@@ -319,7 +319,7 @@ fn is_asked_again(status: u16) {
     let start = Instant::now();
     let run = Run::new(&mut home.download(&hub, &["4b"])).succeeds();
     let told = &run.stderr;
-    assert!(told.contains(&format!("status {status}")) && told.contains(" 1 s"), "{told}");
+    assert!(told.contains(&format!("status {status}")) && told.contains("retrying in 1 s"), "{told}");
     assert!(start.elapsed() >= Duration::from_secs(3), "{status}");
     home.has(&hub, is_read);
 }
@@ -333,7 +333,7 @@ fn a_busy_server_is_asked_again_after_the_wait_that_it_names() {
         }
     });
     let hub = Hub::start(small(), |_, _, reply| *reply = Reply::new(503, &[], ""));
-    Run::new(&mut Home::new().download(&hub, &["4b"])).fails(1, &["status 503", "hint: "]);
+    Run::new(&mut Home::new().download(&hub, &["4b"])).fails(1, &["status 503", "try again later"]);
     assert_eq!(hub.take_seen().len(), 5);
     let hub = Hub::start(small(), |_, _, reply| *reply = Reply::new(429, &[("Retry-After", "86400")], ""));
     Run::new(&mut Home::new().download(&hub, &["4b"])).fails(1, &["status 429", "86400 seconds"]);
@@ -380,10 +380,10 @@ fn a_server_that_sends_too_little_is_asked_again_and_then_given_up() {
         let mut download = home.download(&hub, &["4b"]);
         Run::new(download.env("HF_HUB_DOWNLOAD_TIMEOUT", "1").env("FLUX_DOWNLOAD_MIN_SPEED", speed))
     };
-    download("1000000").fails(1, &["per second", "FLUX_DOWNLOAD_MIN_SPEED"]);
+    download("1000000").fails(1, &["bytes per second", "FLUX_DOWNLOAD_MIN_SPEED"]);
     let asked = ranges(&hub, LARGE);
     assert!(asked.len() == 5 && asked[1..].iter().all(|range| range.starts_with("bytes=")), "{asked:?}");
-    download("fast").fails(2, &["FLUX_DOWNLOAD_MIN_SPEED", "number"]);
+    download("fast").fails(2, &["FLUX_DOWNLOAD_MIN_SPEED", "not a number"]);
 }
 
 #[test]
@@ -413,9 +413,9 @@ fn redirections_are_followed_and_the_token_stays_at_home() {
 #[test]
 fn redirections_that_lead_nowhere_end() {
     for (target, words) in [
-        ("/api/models/x", "10 times"),
-        ("file:///etc/passwd", "`file:///etc/passwd`"),
-        ("gopher://a/b", "`gopher://a/b`"),
+        ("/api/models/x", "more than 10 times"),
+        ("file:///etc/passwd", "not an HTTP address"),
+        ("gopher://a/b", "not an HTTP address"),
         ("http://127.0.0.1:9/x", "cannot reach"),
         ("http://\u{1b}[31m/", "no"),
     ] {

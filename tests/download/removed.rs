@@ -37,13 +37,13 @@ fn a_model_is_removed_as_a_whole_and_nothing_else() {
     fs::create_dir(repository.join("trees")).unwrap();
     fs::write(repository.join("trees/list.json"), "[]").unwrap();
 
-    remove(&home, &["4b"]).fails(2, &["terminal", "`flux rm --yes 4b`"]);
+    remove(&home, &["4b"]).fails(2, &["requires a terminal", "`flux rm --yes 4b`"]);
     assert!(repository.exists());
     let run = remove(&home, &["4b", "--yes"]).succeeds();
     assert!(run.stdout.is_empty() && run.stderr.contains("removed 4b: 3.3 MB"), "{}", run.stderr);
     assert!(neighbour.join("blobs/x").exists() && outside.exists());
     assert!(!repository.exists(), "with what other tools keep there, and links");
-    remove(&home, &["9b", "--yes"]).fails(1, &["`black-forest-labs/FLUX.2-klein-9B`", "flux list"]);
+    remove(&home, &["9b", "--yes"]).fails(1, &["the cache has no `black-forest-labs/FLUX.2-klein-9B`", "flux list"]);
     remove(&home, &["../../x", "--yes"]).fails(2, &["unknown model"]);
 }
 
@@ -52,7 +52,7 @@ fn a_removed_revision_keeps_the_blobs_that_another_one_uses() {
     let home = Home::new();
     let repository = two_snapshots(&home);
     let shared = home.snapshot(KLEIN).join("model_index.json").canonicalize().unwrap();
-    remove(&home, &["4b", "--revision", "none", "-y"]).fails(1, &["such revision"]);
+    remove(&home, &["4b", "--revision", "none", "-y"]).fails(1, &["no such revision"]);
     let run = remove(&home, &["4b", "--revision", "main", "-y"]).succeeds();
     assert!(run.stderr.contains("removed 4b"), "{}", run.stderr);
     assert!(!home.snapshot(KLEIN).exists() && shared.exists());
@@ -61,7 +61,7 @@ fn a_removed_revision_keeps_the_blobs_that_another_one_uses() {
     let run = remove(&home, &["4b:only-here", "-y"]).succeeds();
     assert!(run.stderr.contains("1.2 kB"), "{}", run.stderr);
     assert_eq!(names_in(&repository.join("blobs")).len(), 1);
-    remove(&home, &["4b:none", "-y"]).fails(1, &["`4b:none`"]);
+    remove(&home, &["4b:none", "-y"]).fails(1, &["no file `4b:none`"]);
     remove(&home, &["4b", "-y"]).succeeds();
     assert!(!repository.exists());
 }
@@ -74,7 +74,7 @@ fn links_in_place_of_a_repository_and_blobs_elsewhere_are_left_alone() {
     fs::write(elsewhere.join("blobs/x"), "x").unwrap();
     fs::create_dir_all(home.path().join("hub")).unwrap();
     std::os::unix::fs::symlink(&elsewhere, home.repository(KLEIN)).unwrap();
-    remove(&home, &["4b", "-y"]).fails(1, &["a link"]);
+    remove(&home, &["4b", "-y"]).fails(1, &["this is a link"]);
     assert!(elsewhere.join("blobs/x").exists());
 
     fs::remove_file(home.repository(KLEIN)).unwrap();
@@ -102,7 +102,7 @@ fn what_lies_behind_links_in_the_cache_is_never_removed() {
     fs::write(outside.join("mine.txt"), "mine").unwrap();
     link(&snapshot.join("vae"));
     let kept = names_in(&outside);
-    remove(&home, &["4b:vae/mine.txt", "-y"]).fails(1, &["a link", "in: ", "/vae"]);
+    remove(&home, &["4b:vae/mine.txt", "-y"]).fails(1, &["this is a link", "in: ", "/vae"]);
     assert_eq!(names_in(&outside), kept);
     // The link itself belongs to the snapshot.
     remove(&home, &["4b:vae", "--revision", "main", "-y"]).succeeds();
@@ -114,7 +114,7 @@ fn what_lies_behind_links_in_the_cache_is_never_removed() {
     link(&repository.join("blobs"));
     let kept = names_in(&outside);
     for arguments in [&["4b", "--revision", "main", "-y"][..], &["4b:only-here", "-y"]] {
-        remove(&home, arguments).fails(1, &["a link", "/blobs"]);
+        remove(&home, arguments).fails(1, &["this is a link", "/blobs"]);
         assert!(names_in(&outside) == kept && snapshot.exists(), "{arguments:?}");
     }
     fs::remove_file(repository.join("blobs")).unwrap();
@@ -126,7 +126,7 @@ fn what_lies_behind_links_in_the_cache_is_never_removed() {
     fs::write(outside.join("mine/mine.txt"), "mine").unwrap();
     link(&repository.join("snapshots"));
     for name in ["4b", "4b:model_index.json"] {
-        remove(&home, &[name, "-y"]).fails(1, &["a link", "/snapshots"]);
+        remove(&home, &[name, "-y"]).fails(1, &["this is a link", "/snapshots"]);
         assert!(outside.join("mine/mine.txt").exists() && outside.join(COMMIT).join("model_index.json").is_symlink());
     }
 }
@@ -135,7 +135,8 @@ fn what_lies_behind_links_in_the_cache_is_never_removed() {
 fn a_folder_is_no_file_and_names_given_twice_are_one() {
     let home = Home::new();
     two_snapshots(&home);
-    let run = remove(&home, &["4b:vae", "-y"]).fails(2, &["`4b:vae` is a folder", "`4b`"]);
+    let run =
+        remove(&home, &["4b:vae", "-y"]).fails(2, &["`4b:vae` is a folder, expected a file", "`4b` for the whole"]);
     assert!(!run.stderr.contains("write permission"), "{}", run.stderr);
     let run = remove(&home, &["4b:only-here", "4b", KLEIN, "4b", "-y", "--json"]).succeeds();
     assert_eq!(run.stdout.lines().count(), 1, "{}", run.stdout);

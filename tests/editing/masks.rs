@@ -121,8 +121,8 @@ fn expect_selected(name: &str, mask: &[u8], selects: Selects, words: &[&str]) {
     }
 }
 
-const LABELS: &str = "0 and 1,";
-const ALPHA: &str = "alpha";
+const LABELS: &str = "0 and 1, like a label image: 1 is read as white";
+const ALPHA: &str = "its alpha is used";
 
 #[test]
 fn masks_of_brightness_are_used_as_they_are() {
@@ -180,7 +180,7 @@ fn masks_whose_colours_and_alpha_differ_are_refused() {
     for (name, mask) in cases {
         let (run, _, after) = masked(&mask, &[]);
         assert_eq!((run.code, after.is_none()), (Some(1), true), "{name}");
-        for words in ["colours", "in: mask.png", "-alpha extract"] {
+        for words in ["colours and its alpha", "in: mask.png", "-alpha extract"] {
             assert!(run.stderr.contains(words), "{name}: {}", run.stderr);
         }
     }
@@ -193,10 +193,10 @@ fn labels_are_read_as_black_and_white_and_named() {
         ("grey", grey(1, 0), Selects::Inside, vec![LABELS]),
         ("the other way round", grey(0, 1), Selects::Outside, vec![LABELS]),
         ("in one channel", saved(RgbImage::from_fn(SIDE, SIDE, colors), Format::Png), Selects::Inside, vec![LABELS]),
-        ("16 bits", deep(1, 0), Selects::Inside, vec!["255", LABELS]),
-        ("16 bits, 255", deep(255, 0), Selects::Inside, vec!["255"]),
+        ("16 bits", deep(1, 0), Selects::Inside, vec!["no value above 255", LABELS]),
+        ("16 bits, 255", deep(255, 0), Selects::Inside, vec!["no value above 255"]),
         ("a grey palette", palette(&[0, 0, 0, 1, 1, 1], &[]), Selects::Inside, vec![LABELS]),
-        ("a palette", palette(&[0, 0, 0, 128, 0, 0], &[]), Selects::Inside, vec!["second"]),
+        ("a palette", palette(&[0, 0, 0, 128, 0, 0], &[]), Selects::Inside, vec!["the second is read as white"]),
         ("alpha", rgba([9, 9, 9, 1], [9, 9, 9, 0]), Selects::Inside, vec![ALPHA, LABELS]),
     ];
     for (name, mask, selects, words) in cases {
@@ -210,16 +210,16 @@ fn masks_that_select_nothing_or_everything_or_are_dim_are_told() {
     let red = saved(RgbImage::from_fn(SIDE, SIDE, red), Format::Png);
     let cases = [
         ("black", grey(0, 0), Selects::Nothing, vec!["selects nothing"]),
-        ("white", grey(255, 255), Selects::Everything, vec!["whole"]),
-        ("grey", grey(255, 90), Selects::Everything, vec!["no black"]),
-        ("half", grey(127, 0), Selects::Inside, vec!["127"]),
-        ("red", red, Selects::Inside, vec!["76 of"]),
+        ("white", grey(255, 255), Selects::Everything, vec!["selects the whole image"]),
+        ("grey", grey(255, 90), Selects::Everything, vec!["no black pixels"]),
+        ("half", grey(127, 0), Selects::Inside, vec!["so the edit is mixed: the brightest pixel is 127"]),
+        ("red", red, Selects::Inside, vec!["has colours, so their brightness is used: the brightest pixel is 76 of"]),
     ];
     for (name, mask, selects, words) in cases {
         expect_selected(name, &mask, selects, &words);
     }
     let (run, ..) = masked(&grey(0, 0), &["--mask-padding", "8"]);
-    assert!(run.code == Some(1) && run.stderr.contains("black"), "{}", run.stderr);
+    assert!(run.code == Some(1) && run.stderr.contains("the mask is black"), "{}", run.stderr);
 }
 
 /// Its noise next to edges is neither regenerated nor mixed.

@@ -93,9 +93,9 @@ fn a_gguf_file_gives_the_ids_of_the_file_that_it_was_made_from() {
         assert!(error.contains(word) && error.contains("qwen.gguf") && error.contains("hint: "), "{error}");
     };
     refused(written("llama-bpe", kinds.clone()), "`tokenizer.ggml.pre` is `llama-bpe`, expected `qwen2`");
-    refused(written("qwen2", vec![1; 3]), "3 token types");
+    refused(written("qwen2", vec![1; 3]), "151936 tokens, but 3 token types");
     kinds[151_643] = 5;
-    refused(written("qwen2", kinds), "follow");
+    refused(written("qwen2", kinds), "does not follow");
 }
 
 #[test]

@@ -131,10 +131,10 @@ fn what_cannot_be_reused_is_refused_and_says_why() {
     let values = vec![0.0; 32 * 144];
     let latents = Latents::new(flux::files::Array { shape: vec![32, 12, 12], values }).unwrap();
     for (request, why) in [
-        (Request { references: Vec::new(), ..reused(&frame) }, "a frame"),
-        (Request { width: Some(64), ..reused(&frame) }, "size"),
-        (Request { change: Some(masked), references: Vec::new(), ..reused(&frame) }, "mask"),
-        (Request { latents: Some(latents), ..reused(&frame) }, "one seed"),
+        (Request { references: Vec::new(), ..reused(&frame) }, "requires a frame"),
+        (Request { width: Some(64), ..reused(&frame) }, "of the same size"),
+        (Request { change: Some(masked), references: Vec::new(), ..reused(&frame) }, "with a mask"),
+        (Request { latents: Some(latents), ..reused(&frame) }, "noise of one seed"),
         (Request { reuse: Some(Reuse { threshold: 2.0, refresh: 1 }), ..reused(&frame) }, "expected 0 to 1"),
     ] {
         let error = model.plan(&request).unwrap_err().to_string();

@@ -120,7 +120,7 @@ fn what_cannot_be_sparse_is_refused_and_says_why() {
     for (request, why) in [
         (Request::new("a red star", 1), "requires `mask`"),
         (Request { change: Some(whole), ..masked.clone() }, "requires `mask`"),
-        (Request { change: Some(hidden), ..masked.clone() }, "`no_self_reference`"),
+        (Request { change: Some(hidden), ..masked.clone() }, "cannot be used with `no_self_reference`"),
     ] {
         let error = model.plan(&Request { sparse: true, ..request }).unwrap_err();
         assert!(error.kind() == ErrorKind::Usage && error.to_string().contains(why), "{error}");

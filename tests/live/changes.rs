@@ -80,9 +80,9 @@ fn a_socket_takes_changes_and_answers_each() {
     let second = live.image(1);
     assert!(second != first);
     for (line, word) in [
-        ("{", "valid change"),
+        ("{", "not a valid change"),
         (r#"{"promt": "x"}"#, "promt"),
-        (r#"{"strength": 2}"#, "is 2"),
+        (r#"{"strength": 2}"#, "strength is 2"),
         (r#"{"references": ["none.png"]}"#, "none.png"),
     ] {
         let answer = ask(&mut socket, line);
@@ -112,11 +112,11 @@ fn a_fifo_takes_changes_of_one_writer_after_the_other() {
         fs::write(&fifo, line).unwrap();
         wait_for(|| (live.image(1) == first) == is_first);
     }
-    assert!(live.end().stderr.contains("unchanged"));
+    assert!(live.end().stderr.contains("the settings are unchanged"));
     let other = folder.path().join("file");
     fs::write(&other, "").unwrap();
     let (_, ended) = run(folder.path(), &raw_flags(&["--control", "file"]), raw([1]));
-    ended.fails(2, &["FIFO", "--control", "hint: "]);
+    ended.fails(2, &["neither a FIFO nor a socket", "--control", "hint: "]);
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn a_change_that_does_not_suit_the_size_of_frames_is_refused() {
     let first = image(&mut stdin);
     let mut socket = BufReader::new(UnixStream::connect(folder.path().join("control")).unwrap());
     let answer = ask(&mut socket, r#"{"strength": null}"#);
-    assert!(answer["error"].as_str().is_some_and(|error| error.contains(" 64")), "{answer}");
+    assert!(answer["error"].as_str().is_some_and(|error| error.contains("at least 64")), "{answer}");
     assert!(image(&mut stdin) == first);
     drop(stdin);
     assert!(child.wait().unwrap().success());

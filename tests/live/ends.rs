@@ -66,21 +66,21 @@ fn frames_in_front_of_a_damaged_one_become_images() {
     let bytes = [&b"YUV4MPEG2 W64 H64 Cmono\n"[..], &grey(90), &grey(160), b"FRAMES are no more\n"].concat();
     let (out, ended) = run(folder.path(), &[&QUICK[..], &["--all", "--to", "rgb24"]].concat(), bytes.clone());
     assert_eq!(images(&out).len(), 2);
-    ended.fails(1, &["valid header"]);
+    ended.fails(1, &["no valid header"]);
     let (out, ended) = run(folder.path(), &[&QUICK[..], &["--to", "rgb24"]].concat(), bytes);
     assert!(!out.is_empty(), "the last one is there");
-    ended.fails(1, &["valid header"]);
+    ended.fails(1, &["no valid header"]);
 }
 
 #[test]
 fn what_are_no_frames_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     for (flags, bytes, code, words) in [
-        (&QUICK[..], &b""[..], 1, "first frame"),
+        (&QUICK[..], &b""[..], 1, "ended before the first frame"),
         (&QUICK[..], b"hello, these are no frames", 2, "neither Y4M nor MJPEG"),
-        (&raw_flags(&[])[..], b"too short", 1, "inside"),
+        (&raw_flags(&[])[..], b"too short", 1, "ends inside a frame"),
         (&QUICK[..], b"\xff\xd8\xff\xe0 no JPEG", 1, "JPEG"),
-        (&QUICK[..], b"YUV4MPEG2 W64 H64 C420p10\n", 2, "8 bits"),
+        (&QUICK[..], b"YUV4MPEG2 W64 H64 C420p10\n", 2, "more than 8 bits"),
         (&QUICK[..], b"YUV4MPEG2 W64 H64 C444\nFRAM", 1, ""),
         (&QUICK[..], b"YUV4MPEG2 W8 H8 C444\nFRAME\n", 1, ""),
     ] {
@@ -95,7 +95,7 @@ fn what_are_no_frames_is_refused() {
     let flags = [&QUICK[..], &["--from", "rgb24"]].concat();
     run(folder.path(), &flags, raw([1])).1.fails(2, &["--size"]);
     let small = [&QUICK[..], &["--from", "rgb24", "--size", "32x32"]].concat();
-    run(folder.path(), &small, raw([1])).1.fails(1, &["32x32", "64"]);
+    run(folder.path(), &small, raw([1])).1.fails(1, &["32x32", "at least 64"]);
     run(folder.path(), &raw_flags(&["--strength", "0.5", "--feedback", "0.5"]), raw([1])).1.fails(2, &["--feedback"]);
     run(folder.path(), &raw_flags(&["-i", "none.png"]), raw([1])).1.fails(1, &["none.png"]);
     run(folder.path(), &[&QUICK[..], &["--no-input"]].concat(), Vec::new()).1.fails(2, &["--to"]);
@@ -134,7 +134,7 @@ fn a_reader_that_is_gone_ends_it_while_it_writes_and_while_it_waits() {
     for bytes in [vec![], vec![0; 100], raw([1])] {
         let (mut child, stdin) = begun_with(folder.path(), &bytes, Duration::from_millis(500));
         drop(child.stdout.take());
-        ended(child).fails(1, &["receiver", "standard output"]);
+        ended(child).fails(1, &["the receiver of the images", "standard output"]);
         drop(stdin);
     }
 }
@@ -191,12 +191,12 @@ fn the_first_error_is_told_where_figures_cannot_be_written_either() {
     let folder = tempfile::tempdir().unwrap();
     let (_, ended) = run(folder.path(), &[&QUICK[..], &["--stats=/dev/full"]].concat(), b"no frames at all".to_vec());
     ended.fails(2, &["neither Y4M nor MJPEG"]);
-    run(folder.path(), &raw_flags(&["--stats=/dev/full"]), raw([1])).1.fails(1, &["statistics"]);
+    run(folder.path(), &raw_flags(&["--stats=/dev/full"]), raw([1])).1.fails(1, &["cannot write the statistics"]);
 }
 
 #[test]
 fn a_terminal_is_no_place_for_frames() {
     // Without a terminal, the program cannot tell; `script` of tests/support/pty.rs tests its output.
     let run = Run::new(flux().args(QUICK).stdin(Stdio::null()));
-    run.fails(1, &["first frame"]);
+    run.fails(1, &["ended before the first frame"]);
 }

@@ -93,18 +93,18 @@ fn what_cannot_be_done_is_found_before_the_work() {
         run(&folder, &[&["sheet"], args].concat()).fails(code, words);
     };
     refused(&["a.png", "-o", "sheet.gif"], 2, &["sheet.gif", ".png, .jpg, .jpeg or .webp"]);
-    refused(&["a.png", "-o", "none/sheet.png"], 1, &["mkdir -p none"]);
+    refused(&["a.png", "-o", "none/sheet.png"], 1, &["no such folder", "mkdir -p none"]);
     refused(&["-o", "sheet.png"], 2, &["FILE"]);
     refused(&["a.png"], 2, &["--output"]);
     refused(&["a.png", "none.png", "-o", "sheet.png"], 1, &["none.png"]);
-    refused(&["a.png", "-o", "sheet.png", "--label", "{sed}"], 2, &["--label", "`sed`"]);
+    refused(&["a.png", "-o", "sheet.png", "--label", "{sed}"], 2, &["--label", "unknown field `sed`"]);
     refused(&["a.png", "-o", "sheet.png", "--background", "pink"], 2, &["--background", "20a0ff"]);
     refused(&["a.png", "-o", "sheet.png", "--cell", "0"], 2, &["--cell"]);
     let many = vec!["a.png"; 300];
     let large = ["-o", "sheet.png", "--cell", "1024"];
-    refused(&[&many[..], &large].concat(), 2, &["in: --cell", "--columns"]);
+    refused(&[&many[..], &large].concat(), 2, &["the sheet would be", "in: --cell", "--columns"]);
     fs::write(folder.join("text.png"), "no image").unwrap();
-    refused(&["a.png", "text.png", "-o", "sheet.png"], 1, &["text.png", "PNG, JPEG or WebP"]);
+    refused(&["a.png", "text.png", "-o", "sheet.png"], 1, &["text.png", "not a PNG, JPEG or WebP"]);
     assert!(!folder.join("sheet.png").exists());
 }
 
@@ -113,7 +113,8 @@ fn no_image_is_written_over_unless_that_is_asked_for() {
     let folder = images();
     let before = fs::read(folder.join("a.png")).unwrap();
     for path in ["a.png", "./a.png"] {
-        run(&folder, &["sheet", "a.png", "b.webp", "-o", path]).fails(2, &["one of", "in: --output", "--force"]);
+        run(&folder, &["sheet", "a.png", "b.webp", "-o", path])
+            .fails(2, &["is one of the images", "in: --output", "--force"]);
     }
     assert_eq!(fs::read(folder.join("a.png")).unwrap(), before);
     run(&folder, &["sheet", "a.png", "b.webp", "-o", "a.png", "--force"]).succeeds();

@@ -163,7 +163,7 @@ fn without_a_terminal_to_read_from_nothing_is_asked() {
 fn without_a_terminal_it_fails_unless_a_protocol_is_named() {
     let folder = folder();
     write(&folder.join("a.png"), &pixels(64, 48));
-    run(&folder, &["show", "a.png"]).fails(2, &["standard output", "--protocol blocks"]);
+    run(&folder, &["show", "a.png"]).fails(2, &["standard output is not a terminal", "--protocol blocks"]);
     for (protocol, kind) in [("kitty", KITTY), ("iterm2", ITERM2), ("sixel", SIXEL), ("blocks", BLOCK)] {
         let shown = run(&folder, &["show", "a.png", "--protocol", protocol]).succeeds().stdout;
         assert!(shown.contains(kind) && !shown.contains("\x1b[c"), "{protocol}: {shown:?}");

@@ -87,8 +87,8 @@ fn a_decoder_is_for_steps_that_are_shown_and_is_no_vae() {
     drawn(&folder, &[], &[&steps[..], &["none"]].concat()).fails(1, &["none"]);
     let saved = ["--save-latents", "taef2.safetensors"];
     let over = [&steps[..], &["taef2.safetensors"], &saved].concat();
-    drawn(&folder, &[], &over).fails(2, &["(TAEF2) "]);
-    let told = ["(TAEF2)", "--preview-decoder"];
+    drawn(&folder, &[], &over).fails(2, &["(TAEF2) and is never overwritten"]);
+    let told = ["the tiny autoencoder of FLUX.2 (TAEF2)", "--preview-decoder"];
     // A decoder of another model shows no steps if it is set, and is an error if it is requested.
     let other = folder.join("other.safetensors");
     TinyDecoder::random(32, 4).write(&other, Dtype::F16, diffusers_name);

@@ -23,15 +23,23 @@ const PNG: &[u8] = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\0\0\0\x40\0\0\0\x30\x08\x02
 const LFS: &str = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 336213556\n";
 
 const DAMAGES: [Damage; 9] = [
-    ("cut", |path, bytes| fs::write(path, &bytes[..bytes.len() - 9]).unwrap(), &["valid safetensors", "cut off"]),
-    ("html", |path, _| fs::write(path, "<!DOCTYPE html>\n<html>Login").unwrap(), &["HTML", "login"]),
-    ("link", |path, _| symlink("/none/of/these", path).unwrap(), &["a link to `/none/of/these`"]),
-    ("lfs", |path, _| fs::write(path, LFS).unwrap(), &["Git LFS", "336213556", "git lfs pull"]),
-    ("empty", |path, _| fs::write(path, "").unwrap(), &["is empty"]),
-    ("zeros", |path, _| fs::write(path, [0; 4096]).unwrap(), &["zeros"]),
-    ("png", |path, _| fs::write(path, PNG).unwrap(), &["PNG", "64x48"]),
-    ("pickle", |path, _| fs::write(path, b"\x80\x02}q\0.").unwrap(), &["PyTorch pickle"]),
-    ("pipe", |path, _| assert!(Command::new("mkfifo").arg(path).status().unwrap().success()), &["regular"]),
+    (
+        "cut",
+        |path, bytes| fs::write(path, &bytes[..bytes.len() - 9]).unwrap(),
+        &["not a valid safetensors file", "cut off"],
+    ),
+    ("html", |path, _| fs::write(path, "<!DOCTYPE html>\n<html>Login").unwrap(), &["a web page (HTML)", "login"]),
+    ("link", |path, _| symlink("/none/of/these", path).unwrap(), &["a link to `/none/of/these`, which does not exist"]),
+    ("lfs", |path, _| fs::write(path, LFS).unwrap(), &["a Git LFS pointer", "336213556", "git lfs pull"]),
+    ("empty", |path, _| fs::write(path, "").unwrap(), &["the file is empty", "fetch it again"]),
+    ("zeros", |path, _| fs::write(path, [0; 4096]).unwrap(), &["filled with zeros", "incomplete"]),
+    ("png", |path, _| fs::write(path, PNG).unwrap(), &["a PNG image of 64x48 pixels", "name a model"]),
+    ("pickle", |path, _| fs::write(path, b"\x80\x02}q\0.").unwrap(), &["a PyTorch pickle", "or convert them"]),
+    (
+        "pipe",
+        |path, _| assert!(Command::new("mkfifo").arg(path).status().unwrap().success()),
+        &["not a regular file", "put the file itself there"],
+    ),
 ];
 
 #[track_caller]
@@ -67,7 +75,7 @@ fn a_damaged_part_beside_a_transformer_is_named_with_its_damage() {
             }
             let broken = root.join(folder).join(format!("{file}.safetensors"));
             damage(&broken, how);
-            let without = format!("without a {}", part.replace("vae", "VAE"));
+            let without = format!("this transformer comes without a {}", part.replace("vae", "VAE"));
             let named = [words, &[&*without]].concat();
             for model in [root.clone(), root.join("diffusion_models/klein.safetensors")] {
                 let tokenizer = Some(FILES.at("folder"));
@@ -156,7 +164,7 @@ fn weights_of_other_methods_are_named_before_sizes_are_computed() {
         let path = FILES.at(&format!("methods/{folder}/text_encoders/qwen.safetensors"));
         write(&path, &int8_tensors(&names));
         copy(&FILES.at("files/klein.safetensors"), &FILES.at(&format!("methods/{folder}/unet/klein.safetensors")));
-        let words = [method, "GGUF"];
+        let words = [method, "which is not supported", "GGUF"];
         let named =
             ModelPaths { model: Some(FILES.at("folder")), text_encoder: Some(path.clone()), ..ModelPaths::default() };
         refused(named.open(|| unreachable!()), &words, &path);
@@ -178,7 +186,7 @@ fn what_belongs_to_a_weight_and_is_not_understood_is_refused() {
     let paths =
         ModelPaths { model: Some(path.clone()), text_encoder: folder.clone(), vae: folder, ..ModelPaths::default() };
     let error = paths.open(|| unreachable!()).and_then(|files| OpenModel::open(&files)).err().unwrap().to_string();
-    for word in ["`img_in.weight_shift`", "`img_in.weight`", "hint: "] {
+    for word in ["`img_in.weight_shift` belongs to tensor `img_in.weight`", "its meaning is unknown", "hint: "] {
         assert!(error.contains(word), "{word}: {error}");
     }
 }
@@ -186,15 +194,15 @@ fn what_belongs_to_a_weight_and_is_not_understood_is_refused() {
 #[test]
 fn files_of_other_models_are_named_as_what_they_are() {
     for (names, title) in [
-        (&["model.diffusion_model.noise_refiner.0.attention.qkv.weight"][..], "Lumina 2"),
-        (&["all_x_embedder.2-1.weight"], "Z-Image"),
-        (&["transformer_blocks.0.img_mod.1.weight"], "Qwen-Image"),
-        (&["early_stream_modulations.video.lin.weight"], "FLUX.3"),
-        (&["joint_blocks.0.context_block.attn.qkv.weight"], "Stable Diffusion 3"),
+        (&["model.diffusion_model.noise_refiner.0.attention.qkv.weight"][..], "a transformer of Lumina 2"),
+        (&["all_x_embedder.2-1.weight"], "a transformer of Z-Image"),
+        (&["transformer_blocks.0.img_mod.1.weight"], "a transformer of Qwen-Image"),
+        (&["early_stream_modulations.video.lin.weight"], "a transformer of FLUX.3"),
+        (&["joint_blocks.0.context_block.attn.qkv.weight"], "a transformer of Stable Diffusion 3"),
         (&["model.diffusion_model.input_blocks.0.0.weight", "model.diffusion_model.label_emb.0.0.weight"], "SDXL"),
-        (&["guidance_in.in_layer.weight", "single_stream_modulation.lin.weight"], "FLUX.2-dev"),
-        (&["encoder.block.0.layer.0.SelfAttention.q.weight"], "(T5)"),
-        (&["model.layers.0.self_attn.q_norm.weight", "model.visual.blocks.0.attn.qkv.weight"], "text encoder"),
+        (&["guidance_in.in_layer.weight", "single_stream_modulation.lin.weight"], "a transformer of FLUX.2-dev"),
+        (&["encoder.block.0.layer.0.SelfAttention.q.weight"], "a text encoder (T5)"),
+        (&["model.layers.0.self_attn.q_norm.weight", "model.visual.blocks.0.attn.qkv.weight"], "a text encoder"),
     ] {
         let path = FILES.at("foreign/model.safetensors");
         let tensors: Tensors =
@@ -205,7 +213,7 @@ fn files_of_other_models_are_named_as_what_they_are() {
             (Role::Vae, ModelPaths { vae: Some(path.clone()), ..ModelPaths::default() }),
         ] {
             let opened = paths.open(|| ModelFiles::open(&FILES.at("folder")));
-            refused(opened, &[title, role.title()], &path);
+            refused(opened, &["the file is ", title, "expected a", role.title()], &path);
         }
     }
 }

@@ -204,7 +204,7 @@ fn what_is_missing_or_not_understood_is_named() {
         let mut config = fp8();
         config[key] = value;
         set_config(&folder, &config);
-        refused(&[word, "text_encoder/config.json", "hint: "]);
+        refused(&["quantized with `", word, "text_encoder/config.json", "hint: "]);
     }
     for (change, word) in [
         (json!({"format": "pack-quantized"}), "pack-quantized"),

@@ -33,13 +33,13 @@ fn a_file_in_the_wrong_place_is_told_with_the_field_that_is_for_it() {
     refused(open(["folder", "", qwen, ""]), &["a text encoder, expected a VAE", "`text_encoder`"]);
     let files = open(["folder", "", "", vae]).unwrap();
     let error = Tokenizer::load(files.tokenizer(), FLUX2_KLEIN.template, 64).map(drop).unwrap_err().to_string();
-    assert!(error.contains("a tokenizer: ") && error.contains(vae), "{error}");
+    assert!(error.contains("not a tokenizer") && error.contains(vae), "{error}");
     for (name, keys, words) in [
         ("lora", &["diffusion_model.img_in.lora_A.weight"][..], &["an adapter", "`adapters`"][..]),
         ("flux1", &["double_blocks.0.img_mod.lin.weight"], &["a transformer of FLUX.1", "FLUX.2-klein"]),
-        ("sdxl-vae", &["decoder.mid.block_1.conv1.weight"], &["FLUX.2 VAE"]),
-        ("llama", &["model.layers.0.mlp.up_proj.weight"], &["not Qwen3"]),
-        ("other", &["x"], &["klein"]),
+        ("sdxl-vae", &["decoder.mid.block_1.conv1.weight"], &["a VAE, but not the FLUX.2 VAE"]),
+        ("llama", &["model.layers.0.mlp.up_proj.weight"], &["a language model, but not Qwen3"]),
+        ("other", &["x"], &["not a part of a klein model"]),
     ] {
         let file = format!("wrong/{name}.safetensors");
         write(&FILES.at(&file), &float_tensors(keys));
@@ -73,7 +73,7 @@ fn what_is_missing_is_told_with_its_name_and_where_to_put_it() {
     fs::create_dir_all(FILES.at("empty/diffusion_models")).unwrap();
     refused(open(["empty", "", "", ""]), &["no FLUX.2-klein or FLUX.3-klein transformer"]);
     // An encoder without a tokenizer gets the program's, which has more tokens than this text encoder.
-    refused(open(["files", "", "", ""]), &["512", "`tokenizer`"]);
+    refused(open(["files", "", "", ""]), &["vocabulary of 512", "`tokenizer`"]);
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn weights_that_are_quantized_in_ways_that_are_not_read_are_refused_by_the_metho
         let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
         config["quantization_config"] = serde_json::json!({ "quant_method": folder });
         fs::write(&path, config.to_string()).unwrap();
-        let words = [&*format!("`{folder}`"), &*format!("{component}/config.json"), "GGUF"];
+        let words = [&*format!("quantized with `{folder}`"), &*format!("{component}/config.json"), "GGUF"];
         refused(open([folder, "", "", ""]), &words);
     }
 }
@@ -152,9 +152,12 @@ fn shapes_that_contradict_each_other_are_refused() {
     refused(changed("no-qkv", |t| drop(t.remove(QKV))), &["transformer_blocks.0.attn.to_", "is missing"]);
     refused(changed("final", |t| drop(t.remove("final_layer.adaLN_modulation.1.weight"))), &["norm_out.linear.weight"]);
     let norm = "double_blocks.0.img_attn.norm.query_norm";
-    refused(changed("twice", |t| drop(t.insert(format!("{norm}.weight"), tensor(&[32])))), &["same tensor", norm]);
-    refused(changed("heads", |t| drop(t.insert(format!("{norm}.scale"), tensor(&[24])))), &["of 24"]);
-    refused(changed("no-heads", |t| drop(t.insert(format!("{norm}.scale"), tensor(&[0])))), &["of 0"]);
+    refused(
+        changed("twice", |t| drop(t.insert(format!("{norm}.weight"), tensor(&[32])))),
+        &["are the same tensor", norm],
+    );
+    refused(changed("heads", |t| drop(t.insert(format!("{norm}.scale"), tensor(&[24])))), &["heads of 24"]);
+    refused(changed("no-heads", |t| drop(t.insert(format!("{norm}.scale"), tensor(&[0])))), &["heads of 0"]);
     refused(changed("scalar", |t| drop(t.insert("img_in.weight".into(), tensor(&[])))), &["x_embedder.weight", "axes"]);
     let far = format!("double_blocks.{}.img_mlp.0.weight", usize::MAX);
     refused(changed("far", |t| drop(t.insert(far, tensor(&[1])))), &["num_layers is"]);
@@ -176,10 +179,10 @@ fn a_vae_or_text_encoder_of_strange_shapes_is_refused() {
     };
     let vae = |name: &str, shape: &[usize]| open(["folder", "", &strange("files/vae.safetensors", name, shape), ""]);
     let qwen = |name: &str, shape: &[usize]| open(["folder", &strange("files/qwen.safetensors", name, shape), "", ""]);
-    refused(vae("decoder.up.2.block.0.conv1.weight", &[48, 1, 1, 1]), &["divide 48"]);
+    refused(vae("decoder.up.2.block.0.conv1.weight", &[48, 1, 1, 1]), &["does not divide 48"]);
     refused(vae("decoder.up.99.block.0.conv1.weight", &[64, 1, 1, 1]), &["strange"]);
     refused(vae("decoder.conv_in.weight", &[64]), &["decoder.conv_in.weight", "axes"]);
-    refused(qwen("model.layers.0.self_attn.q_norm.weight", &[7]), &["heads of 7"]);
-    refused(qwen("model.layers.0.self_attn.q_norm.weight", &[0]), &["heads of 0"]);
+    refused(qwen("model.layers.0.self_attn.q_norm.weight", &[7]), &["not heads of 7"]);
+    refused(qwen("model.layers.0.self_attn.q_norm.weight", &[0]), &["not heads of 0"]);
     refused(qwen("model.layers.99999.self_attn.q_norm.weight", &[16]), &["num_hidden_layers"]);
 }

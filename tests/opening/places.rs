@@ -90,7 +90,7 @@ fn the_cache_of_hugging_face_is_read_by_its_folders() {
     draws(&hub);
     let other = repository.join("snapshots/bbbb");
     fs::create_dir_all(&other).unwrap();
-    refused(&repository, &["2 snapshots", "aaaa", "bbbb", "refs/main", "hint: "]);
+    refused(&repository, &["2 snapshots", "aaaa", "bbbb", "refs/main", "hint: name one of them"]);
     draws(&repository.join("snapshots/aaaa"));
     fs::create_dir_all(repository.join("refs")).unwrap();
     fs::write(repository.join("refs/main"), "aaaa\n").unwrap();
@@ -110,7 +110,7 @@ fn the_cache_of_hugging_face_is_read_by_its_folders() {
     cached(&hub.join("models--a--b"), "cccc", &FILES.at("folder"));
     refused(&hub, &["2 models", "models--a--b", "FLUX.2-klein-4B", "hint: "]);
     fs::create_dir_all(FILES.at("begun/models--a--b/snapshots")).unwrap();
-    refused(&FILES.at("begun/models--a--b"), &["no snapshot", "models--a--b"]);
+    refused(&FILES.at("begun/models--a--b"), &["no snapshot", "its download is incomplete", "models--a--b"]);
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn bytes_behind_a_safetensors_file_are_told_and_left_out() {
         fs::write(&path, bytes).unwrap();
         let files = at(&folder).unwrap();
         let notes = files.notes().join("\n");
-        let words = format!("{count} bytes");
+        let words = format!("has {count} bytes after its tensors, which are ignored");
         assert!(notes.contains(&words) && notes.contains(component), "{notes}");
         assert!(image(&files) == *EXPECTED);
     }

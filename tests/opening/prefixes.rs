@@ -135,7 +135,7 @@ fn a_bare_decoder_draws_and_an_image_input_says_what_is_missing() {
     let mut request = request();
     request.references = vec![Rgb { width: 32, height: 32, bytes: vec![90; 3 * 32 * 32] }.into()];
     let error = load(&files).generate(&request).map(drop).unwrap_err().to_string();
-    for words in ["tensor `encoder.", "decoder.safetensors", "prompts"] {
+    for words in ["tensor `encoder.", "is missing", "decoder.safetensors", "only generate from prompts"] {
         assert!(error.contains(words), "{words}: {error}");
     }
 }
@@ -223,11 +223,11 @@ fn a_part_that_a_whole_file_lacks_is_looked_for_beside_it() {
     write(&FILES.at("two/other-vae.safetensors"), &ldm(&vae));
     let files = open(["two/model.safetensors", "", "", "folder"]).unwrap();
     assert!(image(&files) == *EXPECTED);
-    assert!(files.notes().iter().any(|note| note.contains("text encoder") && !note.contains("VAE")));
+    assert!(files.notes().iter().any(|note| note.contains("found the text encoder") && !note.contains("VAE")));
     let error = open(["two/qwen.safetensors", "", "", ""]).and_then(|files| OpenModel::open(&files)).err().unwrap();
-    assert!(error.to_string().contains("text encoder, expected a transformer"), "{error}");
+    assert!(error.to_string().contains("a text encoder, expected a transformer"), "{error}");
     let text = open(["folder", "two/model.safetensors", "", ""]).err().unwrap().to_string();
-    assert!(text.contains("transformer and a VAE, expected"), "{text}");
+    assert!(text.contains("the file is a transformer and a VAE, expected a text encoder"), "{text}");
 }
 
 #[test]

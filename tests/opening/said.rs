@@ -158,7 +158,7 @@ fn files_of_published_sizes_need_no_config_also_where_blocks_were_pruned() {
         assert_eq!((config.num_layers, config.num_single_layers), (1, 3));
     }
     for (name, sizes) in [("heads", [3072, 96, 7680]), ("width", [2048, 128, 7680]), ("text", [3072, 128, 4096])] {
-        refused(TransformerConfig::from_component(&transformer(name, sizes)), &["published", name]);
+        refused(TransformerConfig::from_component(&transformer(name, sizes)), &["no published model", name]);
     }
     let encoder = |name: &str, hidden: u64, more: &[(&str, &[u64])]| {
         let layer = [
@@ -197,11 +197,11 @@ fn the_files_own_values_count_before_those_beside_it() {
         fs::remove_file(file.at(name)).unwrap();
     }
     file.write(&[]).beside("transformer/config.json", |config| config["num_layers"] = json!(7));
-    file.refused(&["`axes_dims_rope`"]);
+    file.refused(&["does not specify `axes_dims_rope`"]);
     file.beside("config.json", |config| config["_class_name"] = json!("WanTransformer3DModel"));
-    file.refused(&["`axes_dims_rope`"]);
+    file.refused(&["does not specify `axes_dims_rope`"]);
     fs::write(file.at("one.json"), r#"{"description": "of a gallery", "sd version": "Flux"}"#).unwrap();
-    file.refused(&["`axes_dims_rope`"]);
+    file.refused(&["does not specify `axes_dims_rope`"]);
     file.beside("transformer/config.json", |_| {});
     file.opens();
 }
@@ -214,14 +214,14 @@ fn values_that_contradict_the_tensors_are_refused_by_name() {
         ("transformer", "mlp_ratio", json!(2.5), &["mlp_ratio", "2.5"]),
         ("transformer", "patch_size", json!(2), &["`patch_size`", "is 2, expected 1"]),
         ("transformer", "axes_dims_rope", json!([8, 8, 8, 4]), &["axes_dims_rope", "32"]),
-        ("transformer", "rope_theta", json!("many"), &["`rope_theta`", "`many`"]),
+        ("transformer", "rope_theta", json!("many"), &["`rope_theta`", "is `many`, expected a number"]),
         ("transformer", "eps", json!(-1), &["eps"]),
         ("text_encoder", "hidden_size", json!(65), &["`hidden_size`", "is 65, expected 64"]),
         ("text_encoder", "hidden_act", json!("gelu"), &["`hidden_act`", "`gelu`, expected `silu`"]),
         ("text_encoder", "rope_scaling", json!({"type": "yarn", "factor": 4}), &["`rope_scaling.type`", "`yarn`"]),
-        ("text_encoder", "rms_norm_eps", json!([1e-6]), &["`rms_norm_eps`", "a number"]),
+        ("text_encoder", "rms_norm_eps", json!([1e-6]), &["`rms_norm_eps`", "expected a number"]),
         ("text_encoder", "model_type", json!("gemma3_text"), &["`gemma3_text`", "qwen3"]),
-        ("vae", "norm_num_groups", json!(-8), &["`norm_num_groups`", "is -8"]),
+        ("vae", "norm_num_groups", json!(-8), &["`norm_num_groups`", "is -8, expected a whole number"]),
         ("vae", "latent_channels", json!(16), &["`latent_channels`", "is 16, expected 32"]),
     ];
     for (part, key, value, words) in cases {
@@ -235,11 +235,11 @@ fn values_that_contradict_the_tensors_are_refused_by_name() {
         file.refused(&[words, &["one.safetensors"]].concat());
     }
     for (text, words) in [
-        ("{", "JSON object"),
-        ("[1]", "JSON object"),
-        ("a text", "JSON object"),
-        (r#"{"transformer": 5}"#, "`transformer` in `config` is 5"),
-        (r#"{"_class_name": "WanTransformer3DModel", "axes_dims_rope": [1]}"#, "`WanTransformer3DModel`"),
+        ("{", "not a JSON object"),
+        ("[1]", "not a JSON object"),
+        ("a text", "not a JSON object"),
+        (r#"{"transformer": 5}"#, "`transformer` in `config` is 5, expected a config"),
+        (r#"{"_class_name": "WanTransformer3DModel", "axes_dims_rope": [1]}"#, "is for a `WanTransformer3DModel`"),
         (r#"{"is_distilled": 1, "transformer": {}}"#, "`is_distilled` in `config` is 1, expected true or false"),
     ] {
         Single::new("malformed", "transformer").write(&[("config", text)]).refused(&[words, "one.safetensors"]);
@@ -298,7 +298,7 @@ fn values_under_the_architecture_are_read_whatever_its_name_is() {
     }
     // Under another name they mean something else.
     let other = [("general.architecture", Gguf::Text("qwen3")), ("qwen2.rope.freq_base", Gguf::Float(5e6))];
-    refused(gguf("text-other", &other), &["`rope_theta`", "one.gguf"]);
+    refused(gguf("text-other", &other), &["does not specify `rope_theta`", "one.gguf"]);
     let unknown = [
         ("general.architecture", Gguf::Text("qwen3")),
         ("qwen3.rope.freq_base", Gguf::Float(5e6)),
@@ -367,7 +367,7 @@ fn what_a_file_says_of_the_whole_model_counts() {
     let named = file.at("klein-kv.safetensors");
     fs::copy(file.at("one.safetensors"), &named).unwrap();
     let (info, notes) = file.open(&named).unwrap();
-    assert!(!info.is_distilled && notes.iter().any(|note| note.contains("base model")));
+    assert!(!info.is_distilled && notes.iter().any(|note| note.contains("runs as a base model because the file")));
     config["_class_name"] = json!("WanPipeline");
     file.write(&[("config", &config.to_string())]).refused(&["a `WanPipeline` model", "one.safetensors"]);
 }

@@ -96,7 +96,7 @@ fn run_flux(line: &str, folder: &Path) {
         assert!(line != "flux bench" || run(BENCH, folder).code == Some(0));
     } else if line.starts_with("flux bench serve") {
         // It needs a server; tests/serve/life.rs runs it.
-        run(&line, folder).fails(1, &["answer"]);
+        run(&line, folder).fails(1, &["does not answer"]);
     } else if ["flux submit ", "flux worker ", "flux queue ", "flux serve "].iter().any(|own| line.starts_with(own)) {
         // They need a broker, which scripts/test_cluster.sh starts.
         let words = if line.starts_with("flux queue ") { 3 } else { 2 };

@@ -138,7 +138,7 @@ fn a_server_without_ranges_and_a_busy_one_serve_too() {
             *reply = Reply::new(503, &[], "");
         }
     });
-    Run::new(&mut download(&server, &folder(), &[])).fails(1, &["status 503", "hint: "]);
+    Run::new(&mut download(&server, &folder(), &[])).fails(1, &["status 503", "try again later"]);
 }
 
 #[test]

@@ -15,7 +15,7 @@ fn a_list_of_any_name_becomes_a_folder_of_images_and_goes_on() {
     let first = batch().succeeds();
     assert!(first.stderr.contains("2 generated"), "{}", first.stderr);
     assert_eq!(names(&out), ["0001-a-red-circle.png", "0002-a-blue-square.png", "manifest.jsonl"]);
-    assert!(batch().succeeds().stderr.contains("0 generated; 2 "));
+    assert!(batch().succeeds().stderr.contains("0 generated; 2 already existed"));
 }
 
 #[test]

@@ -67,14 +67,14 @@ fn a_file_of_keys_that_becomes_a_pipe_stops_no_signal_and_rates_outlive_a_reload
     let submit = || serving.ask("POST", "/v1/jobs", &head, small("x").to_string().as_bytes()).status;
     assert_eq!([submit(), submit()], [202, 429]);
     serving.signal("HUP");
-    serving.hears("reloaded");
+    serving.hears("reloaded the keys");
     let submit = || serving.ask("POST", "/v1/jobs", &head, small("x").to_string().as_bytes()).status;
     assert_eq!(submit(), 429, "the rate is the one of before");
     fs::remove_file(&path).unwrap();
     let pipe = Command::new("mkfifo").args(["-m", "600"]).arg(&path).status();
     assert!(pipe.is_ok_and(|pipe| pipe.success()));
     serving.signal("HUP");
-    serving.hears("not reloaded");
+    serving.hears("the keys were not reloaded");
     serving.signal("TERM");
     assert_eq!(serving.end(), Some(0));
 }

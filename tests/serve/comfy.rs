@@ -169,7 +169,7 @@ fn one_sampler_may_be_all_there_is() {
     let serving = Serving::start(&[]);
     let mut socket = serving.socket("/ws?clientId=me", &[]).expect("a socket");
     let (id, notes) = post(&serving, &graph("ksampler"), "me");
-    assert!(notes.contains("batch") && notes.contains("no model"), "{notes}");
+    assert!(notes.contains("images of a batch") && notes.contains("there is no model"), "{notes}");
     let sent: Vec<_> = socket.until_over(&id).into_iter().filter_map(Result::err).collect();
     let results: Vec<_> = sent.iter().filter(|frame| frame[..8] == [0, 0, 0, 1, 0, 0, 0, 2]).collect();
     let history = history(&serving, &id);

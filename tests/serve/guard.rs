@@ -58,7 +58,7 @@ fn a_key_is_needed_where_there_are_keys_and_owns_its_jobs() {
     assert_eq!(ask(&serving, &bob, "GET", "/v1/models", "").status, 401, "not yet");
     write(&format!("{first}{}:2\n", second.trim()));
     serving.signal("HUP");
-    serving.hears("reloaded");
+    serving.hears("reloaded the keys");
     let job = ask(&serving, &bob, "POST", "/v1/jobs", &small("x").to_string());
     assert_eq!(job.status, 202, "{}", job.json());
     let own = job.json()["urls"]["self"].as_str().unwrap().to_string();

@@ -82,7 +82,7 @@ fn an_agent_draws_over_pipes() {
         assert_eq!((&hints["destructiveHint"], &hints["openWorldHint"]), (&json!(false), &json!(false)), "{tool}");
     }
     let text = tools[0].to_string();
-    for word in ["Generate", " 16,", "megapixels", "tiny"] {
+    for word in ["Generate an image from a text prompt", "multiples of 16", "megapixels", "tiny"] {
         assert!(text.contains(word), "{word}: {text}");
     }
 

@@ -40,7 +40,7 @@ fn what_is_wrong_in_a_file_is_named() {
         ("[serve]\n\nqueue_max = 0\n", &["--queue-max", "line 3"]),
         ("[serve]\nqueue_max = true\n", &["queue_max", "line 2"]),
         ("[serve]\nqueue_max = [1, 2]\n", &["queue_max", "list"]),
-        ("[serve]\nverbose = 3\n", &["verbose", "false"]),
+        ("[serve]\nverbose = 3\n", &["verbose", "true or false"]),
         ("[serve]\nkeys = {a = 1}\n", &["keys", "line 2"]),
         ("[serve]\nhelp = true\n", &["help"]),
         ("serve = 3\n", &["line 1"]),

@@ -63,7 +63,7 @@ fn a_user_of_the_machine_asks_over_a_file_without_a_key_and_has_jobs_of_his_own(
     assert_eq!(serving.end(), Some(0));
     assert!(!path.exists());
     let missing = flux().args(["x", "--server", &place(&path)]).current_dir(folder.path()).output().unwrap();
-    assert!(String::from_utf8_lossy(&missing.stderr).contains("answer"), "{missing:?}");
+    assert!(String::from_utf8_lossy(&missing.stderr).contains("the server does not answer"), "{missing:?}");
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn a_socket_that_cannot_be_served_is_told() {
     let datagrams = UnixDatagram::unbound().unwrap();
     Run::new(&mut activated(datagrams.into(), &[])).fails(2, &["`web`", "ListenStream="]);
     let open = TcpListener::bind("0.0.0.0:0").unwrap();
-    Run::new(&mut activated(open.into(), &[])).fails(2, &["other machines", "--api-keys"]);
+    Run::new(&mut activated(open.into(), &[])).fails(2, &["open to other machines", "--api-keys"]);
 }
 
 /// Returns the installed units, of the system and of a user.

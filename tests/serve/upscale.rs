@@ -132,21 +132,21 @@ fn bad_requests_are_refused_with_a_reason() {
         format!("{} {}: {}", error["code"], error["param"], error["message"])
     };
     for (fields, words) in [
-        (json!({"upscaler": "none", "by": 2}), "`none`: the server has Lanczos, compact-1x"),
-        (json!({"upscaler": "../upscaler/compact-3x.pth"}), "`../upscaler/compact-3x.pth`"),
-        (json!({"upscaler": project("tests/upscaler/compact-3x.pth")}), "no upscaler `"),
-        (json!({"upscaler": "compact-3x-golden"}), "cannot"),
-        (json!({"upscaler": NAME, "by": 9}), "180x108"),
-        (json!({"upscaler": NAME, "by": 3.5}), "19440 pixels"),
+        (json!({"upscaler": "none", "by": 2}), "there is no upscaler `none`: the server has Lanczos, compact-1x"),
+        (json!({"upscaler": "../upscaler/compact-3x.pth"}), "there is no upscaler"),
+        (json!({"upscaler": project("tests/upscaler/compact-3x.pth")}), "there is no upscaler"),
+        (json!({"upscaler": "compact-3x-golden"}), "cannot be used"),
+        (json!({"upscaler": NAME, "by": 9}), "the image would be 180x108, expected at most 4096 pixels"),
+        (json!({"upscaler": NAME, "by": 3.5}), "the upscaler makes 19440 pixels of the image of 20x12"),
         (json!({"size": "9000000x9000000"}), "WIDTHxHEIGHT"),
         (json!({"by": 2, "size": "8x8"}), "not both"),
-        (json!({"by": 0.01}), "0x0"),
+        (json!({"by": 0.01}), "would be 0x0, expected at least one pixel; choose a larger factor"),
         (json!({"by": 2, "prompt": "x"}), "unknown_parameter"),
         (json!({"by": 2, "n": 2}), "unknown_parameter"),
-        (json!({}), "size is"),
+        (json!({}), "the size is missing"),
         (json!({"by": 2, "image": "aGVsbG8="}), "invalid_image"),
-        (json!({"by": 2, "image": [STANDARD.encode(&file), STANDARD.encode(&file)]}), "one image"),
-        (json!({"by": 2, "image": "http://localhost/a.png"}), "fetched"),
+        (json!({"by": 2, "image": [STANDARD.encode(&file), STANDARD.encode(&file)]}), "expected one image"),
+        (json!({"by": 2, "image": "http://localhost/a.png"}), "are not fetched"),
     ] {
         let told = told(fields.clone());
         assert!(told.contains(words), "{fields}: {told}");
@@ -319,8 +319,8 @@ fn comfy_graphs_enlarge_images() {
     assert_eq!(read_bytes(&large).unwrap(), read_bytes(&expected).unwrap(), "after the sampler");
 
     for (graph, words) in [
-        (with(uploaded.clone(), upscale_nodes("none.pth", "1")), "no upscaler"),
-        (with(uploaded, upscale_nodes("../compact-3x.pth", "1")), "no upscaler"),
+        (with(uploaded.clone(), upscale_nodes("none.pth", "1")), "there is no upscaler"),
+        (with(uploaded, upscale_nodes("../compact-3x.pth", "1")), "there is no upscaler"),
     ] {
         let reply = serving.post("/prompt", &json!({"prompt": graph}));
         assert!(reply.status == 400 && reply.json().to_string().contains(words), "{}", reply.json());

@@ -54,24 +54,24 @@ fn files_of_the_model_and_of_adapters_are_never_written_over() {
             refused(&folder, &[&["-p", "a cat", "-d", "model"], force, flags].concat(), words);
         };
         for file in ["model/transformer/diffusion_pytorch_model.safetensors", "hard.safetensors", "link.safetensors"] {
-            model(&["--save-latents", file], &["never", "--save-latents"]);
-            model(&["--save-embeddings", &format!("./{file}")], &["never", "--save-embeddings"]);
+            model(&["--save-latents", file], &["is never overwritten", "--save-latents"]);
+            model(&["--save-embeddings", &format!("./{file}")], &["is never overwritten", "--save-embeddings"]);
         }
-        model(&["-o", "hard.png"], &["`hard.png` is a file", "tokenizer.json", "in: --output"]);
-        model(&["-o", "link.webp"], &["`link.webp` is a file", "config.json"]);
+        model(&["-o", "hard.png"], &["`hard.png` is a file of the model", "tokenizer.json", "in: --output"]);
+        model(&["-o", "link.webp"], &["`link.webp` is a file of the model", "config.json"]);
         let lora = |flags: &[&str], words: &[&str]| {
             let flags = [&["-p", "a cat", "--lora", "lora.safetensors:0.5"], force, flags].concat();
             refused(&folder, &flags, words);
         };
-        lora(&["--save-latents", "./lora.safetensors"], &["adapter in `--lora`", "in: --save-latents"]);
-        lora(&["-o", "lora.png"], &["`lora.png`", "adapter in `--lora`", "in: --output"]);
+        lora(&["--save-latents", "./lora.safetensors"], &["a file of the adapter in `--lora`", "in: --save-latents"]);
+        lora(&["-o", "lora.png"], &["`lora.png` is a file of the adapter in `--lora`", "in: --output"]);
     }
     // Components that are named individually, and a model from the environment.
     let part = ["--vae", "model/vae", "-o", "hard.png"];
-    refused(&folder, &[&["-p", "a cat"], &part[..]].concat(), &["`hard.png` is a file"]);
+    refused(&folder, &[&["-p", "a cat"], &part[..]].concat(), &["`hard.png` is a file of the model"]);
     let mut command = flux();
     command.current_dir(&folder).env("FLUX_MODEL", "model").args(SMALL).args(["-p", "a cat", "-o", "hard.png"]);
-    Run::new(&mut command).fails(2, &["`hard.png` is a file"]);
+    Run::new(&mut command).fails(2, &["`hard.png` is a file of the model"]);
     // Files next to them may be written.
     let flags =
         ["-p", "a cat", "-d", "model", "-S", "1", "-o", "model/new.png", "--save-latents", "model/new.safetensors"];
@@ -87,19 +87,22 @@ fn what_is_read_is_written_over_by_force_alone() {
     draw(&folder, &[&save[..], &["--save-embeddings", "e.safetensors"]].concat()).succeeds();
     let force = "--force";
     for (flags, words) in [
-        (&["-p", "a cat", "-i", "in.png", "-o", "in.png"][..], ["`-i` reads", "in: --output", force]),
-        (&["-p", "a cat", "-i", "in.png", "-o", "./in.png"], ["`-i` reads", "`in.png`", force]),
-        (&["-p", "a cat", "-i", "in.png", "--mask", "mask.png", "-o", "hard.png"], ["`--mask` reads", "", force]),
-        (&["-p", "a cat", "-i", "in-7.png", "-n", "2", "-o", "in.png"], ["`in-7.png`", "-i", force]),
+        (&["-p", "a cat", "-i", "in.png", "-o", "in.png"][..], ["file that `-i` reads", "in: --output", force]),
+        (&["-p", "a cat", "-i", "in.png", "-o", "./in.png"], ["`./in.png` is the file that `-i`", "`in.png`", force]),
+        (&["-p", "a cat", "-i", "in.png", "--mask", "mask.png", "-o", "hard.png"], ["that `--mask` reads", "", force]),
+        (&["-p", "a cat", "-i", "in-7.png", "-n", "2", "-o", "in.png"], ["`in-7.png` is the file that", "-i", force]),
         (
             &["-p", "a cat", "--latents", "l.safetensors", "--save-latents", "l.safetensors"],
-            ["`--latents` reads", "", force],
+            ["the file that `--latents` reads", "", force],
         ),
         (
             &["-p", "a cat", "--noise", "l.safetensors", "--save-embeddings", "l.safetensors"],
-            ["`--noise` reads", "", force],
+            ["the file that `--noise` reads", "", force],
         ),
-        (&["--embeddings", "e.safetensors", "--save-latents", "e.safetensors"], ["`--embeddings` reads", "", force]),
+        (
+            &["--embeddings", "e.safetensors", "--save-latents", "e.safetensors"],
+            ["the file that `--embeddings` reads", "", force],
+        ),
     ] {
         fs::copy(folder.join("in.png"), folder.join("in-7.png")).unwrap();
         refused(&folder, flags, &words);
@@ -109,7 +112,7 @@ fn what_is_read_is_written_over_by_force_alone() {
         command.current_dir(&folder).args(SMALL).args(["-p", "a cat", "-S", "7", "-i", "-", "-o", "in.png"]);
         Run::new(command.args(flags).stdin(File::open(folder.join("in.png")).unwrap()))
     };
-    piped(&[]).fails(2, &["`in.png` is standard", "--force"]);
+    piped(&[]).fails(2, &["`in.png` is standard input", "--force"]);
     draw(&folder, &["-p", "a cat", "-S", "7", "-i", "in.png", "-o", "other.png"]).succeeds();
     let (before, made) =
         (fs::read(folder.join("in.png")).unwrap(), flux::input::read(&folder.join("other.png")).unwrap());
@@ -131,7 +134,10 @@ fn no_file_is_written_twice() {
     for (flags, words) in [
         (&["--save-latents", "x.safetensors", "--save-embeddings", "./x.safetensors"][..], both),
         (&["-n", "2", "--save-latents", "x.safetensors", "--save-embeddings", "x-8.safetensors"], both),
-        (&["-n", "2", "-o", "cat.png"], ["`cat-7.png` and `cat-8.png`", "in: --output", "hint: "]),
+        (
+            &["-n", "2", "-o", "cat.png"],
+            ["`cat-7.png` and `cat-8.png` are the same file", "in: --output", "remove the link"],
+        ),
         (
             &["-o", "cat-7.png", "--save-latents", "cat.safetensors"],
             ["written twice", "`--output`", "`--save-latents`"],
@@ -142,7 +148,7 @@ fn no_file_is_written_twice() {
     }
     for name in ["x.png", "x", "x.gguf", "in.png"] {
         for flag in ["--save-latents", "--save-embeddings"] {
-            refused(&folder, &["-p", "a cat", flag, name], &[name, flag, " .safetensors"]);
+            refused(&folder, &["-p", "a cat", flag, name], &[name, flag, "ends with .safetensors"]);
         }
     }
 }
@@ -186,9 +192,9 @@ fn a_hyphen_is_refused_where_it_is_no_file() {
         "--save-latents", "--save-embeddings",
     ] {
         let prompt: &[&str] = if flag == "--embeddings" { &[] } else { &["-p", "a cat"] };
-        draw(&folder, &[prompt, &[flag, "-"]].concat()).fails(2, &["standard input"]);
+        draw(&folder, &[prompt, &[flag, "-"]].concat()).fails(2, &["standard input and output"]);
     }
-    draw(&folder, &["-p", "a cat", "--negative", "-"]).fails(2, &["standard input"]);
+    draw(&folder, &["-p", "a cat", "--negative", "-"]).fails(2, &["only the prompt can be read from standard input"]);
     for args in [
         &["info", "-"][..],
         &["info", "-d", "-"],
@@ -197,6 +203,6 @@ fn a_hyphen_is_refused_where_it_is_no_file() {
         &["convert", "x", "-", "--format", "q8_0"],
         &["bench", "--vae", "-"],
     ] {
-        Run::new(flux().current_dir(&folder).args(args)).fails(2, &["standard input", "hint: "]);
+        Run::new(flux().current_dir(&folder).args(args)).fails(2, &["standard input and output", "name a file"]);
     }
 }

@@ -127,7 +127,7 @@ mod tests {
             ["one_images_s", "all_images_s", "factor"].map(|field| row[field].as_f64().expect("a number"));
         assert!(one > 0.0 && (factor - all / one).abs() < 0.002 && rows.len() == 1, "{rows:?}");
         let text = lines(2, false).unwrap().join("\n");
-        assert!(text.contains("replicas/32x32 x 2 batch 3 all "), "{text}");
+        assert!(text.contains("replicas/32x32 x 2 batch 3 all ") && text.ends_with(" times one device"), "{text}");
         assert!(lines(1, true).unwrap_err().to_string().contains("replicas"));
     }
 }

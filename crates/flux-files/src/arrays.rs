@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(file.get("a").unwrap().as_ref(), Some(&array));
         assert_eq!(file.get("c").unwrap(), None);
         assert_eq!(file.metadata(), metadata);
-        refused(file.get_or_only("c"), &["`c`", "`a`", "`b`", "a.safetensors"]);
+        refused(file.get_or_only("c"), &["no tensor `c`", "`a`", "`b`", "a.safetensors"]);
         refused(ArrayTarget::new(&path, true), &["already exists"]);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
@@ -286,10 +286,10 @@ mod tests {
         fs::write(&path, "not one").unwrap();
         refused(ArrayFile::read(&path), &["the file is text"]);
         fs::write(&path, [&u64::MAX.to_le_bytes()[..], b"{}"].concat()).unwrap();
-        refused(ArrayFile::read(&path), &["valid safetensors"]);
+        refused(ArrayFile::read(&path), &["not a valid safetensors file"]);
         fs::File::create(&path).unwrap().set_len(MAX_BYTES + 1).unwrap();
         refused(ArrayFile::read(&path), &["2147483648"]);
-        refused(ArrayFile::read(folder.path()), &["regular"]);
+        refused(ArrayFile::read(folder.path()), &["not a regular file"]);
         fs::create_dir(folder.path().join("b.safetensors")).unwrap();
         refused(ArrayTarget::new(&folder.path().join("b.safetensors"), false), &["not a file"]);
         refused(ArrayTarget::new(&folder.path().join("none/a.safetensors"), false), &["mkdir"]);
@@ -300,7 +300,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let target = |name: &str| ArrayTarget::new(&folder.path().join(name), false);
         for name in ["a", "a.png", "a.gguf", "a.safetensors.png", "safetensors", ".safetensors", "a."] {
-            refused(target(name), &["hint: ", ".safetensors"]);
+            refused(target(name), &["tensors are written as safetensors", "ends with .safetensors"]);
         }
         for name in ["a.safetensors", "a.SafeTensors", "a.sft"] {
             assert!(target(name).is_ok(), "{name}");
@@ -311,7 +311,7 @@ mod tests {
             ("double_blocks.0.img_mod.lin.weight", "a transformer of FLUX.1"),
         ] {
             write(&folder.path().join("w.safetensors"), &[(tensor, Dtype::F32, &[1], &[0; 4])]);
-            refused(target("w.safetensors"), &["w.safetensors", what, "never", "hint: "]);
+            refused(target("w.safetensors"), &["w.safetensors", what, "is never overwritten", "remove this one"]);
         }
         write(&folder.path().join("w.safetensors"), &[("latents", Dtype::F32, &[1], &[0; 4])]);
         assert!(target("w.safetensors").is_ok());

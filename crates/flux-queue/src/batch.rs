@@ -231,7 +231,7 @@ mod tests {
         let jobs = |length: usize| vec![planned(1, "a"), planned(7, &"\"".repeat(length))];
         assert!(Batch::new("tiny", FileFormat::Png, jobs(31_000)).is_ok());
         let error = Batch::new("tiny", FileFormat::Png, jobs(33_000)).err().unwrap().to_string();
-        assert!(error.contains("line 7") && error.contains("hint: "), "{error}");
+        assert!(error.contains("line 7") && error.contains("shorten the prompt"), "{error}");
     }
 
     #[tokio::test]

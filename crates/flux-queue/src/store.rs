@@ -239,7 +239,7 @@ mod tests {
         for (url, words) in [
             ("s3://", "no bucket"),
             ("s3://key:secret@bucket", "AWS_SECRET_ACCESS_KEY"),
-            ("file://relative", "begin"),
+            ("file://relative", "does not begin"),
             ("gs://bucket", "neither"),
             ("/folder", "neither"),
         ] {

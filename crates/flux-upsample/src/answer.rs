@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn a_refusal_and_a_lost_text_are_noted() {
-        assert!(notes("I can’t help with that.", "x")[0].contains("refuse"));
+        assert!(notes("I can’t help with that.", "x")[0].contains("seems to refuse"));
         assert!(notes("Sorry, no", "x")[0].contains("Sorry, no"));
         let request = "a sign \"SALE\" and “50% off”";
         assert!(notes("A sign that reads \"SALE\" and \"50% off\".", request).is_empty());

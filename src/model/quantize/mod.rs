@@ -239,12 +239,12 @@ mod tests {
         assert_eq!((parse("text=q8_0"), text.to_string()), (Ok(text), "text=q8_0".to_string()));
         assert_eq!(both.to_string().parse(), Ok(both));
         for (bad, words) in [
-            ("q9", "bf16, fp8, int8, "),
-            ("text=q4", " q4_k; "),
-            ("vae=q8_0", "`vae` is not a component"),
-            ("text=q8_0,text=q4_0", "`text` is"),
-            ("text=q8_0,q4_0", "`q4_0` does"),
-            ("text=", "`` is"),
+            ("q9", "`q9` is not a supported weight format, expected one of bf16, fp8, int8, "),
+            ("text=q4", "`q4` is not a supported weight format, the nearest is q4_k; expected one of bf16, "),
+            ("vae=q8_0", "`vae` is not a component, expected transformer or text"),
+            ("text=q8_0,text=q4_0", "`text` is listed twice"),
+            ("text=q8_0,q4_0", "`q4_0` does not name a component"),
+            ("text=", "`` is not a supported weight format"),
         ] {
             assert!(parse(bad).is_err_and(|why| why.contains(words)), "{bad}");
         }

@@ -220,9 +220,9 @@ mod tests {
             assert_eq!(read(json), Ok(expected), "{json}");
         }
         for (json, words) in [
-            ("true", "factor"),
+            ("true", "expected a factor"),
             (r#""x""#, "expected"),
-            (r#"{"scale": 2}"#, "unknown field `scale`"),
+            (r#"{"scale": 2}"#, "unknown field `scale`, expected one of `by`"),
             (r#"{"by": "two"}"#, "two"),
         ] {
             assert!(read(json).is_err_and(|e| e.contains(words)), "{json}: {:?}", read(json));

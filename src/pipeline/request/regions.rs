@@ -172,9 +172,9 @@ mod tests {
     fn regions_without_tokens_and_too_many_are_refused() {
         let all = || Area::Box([0, 0, 1000, 1000]);
         for (areas, words) in [
-            (vec![all(), Area::Box([0, 0, 100, 1000])], "region 2 covers"),
-            (vec![mask(2, 1, vec![127, 0])], "region 1 covers"),
-            (vec![all(); 31], "31 regions"),
+            (vec![all(), Area::Box([0, 0, 100, 1000])], "region 2 covers none of the 16 x 16"),
+            (vec![mask(2, 1, vec![127, 0])], "region 1 covers none"),
+            (vec![all(); 31], "31 regions were passed, expected at most 30"),
         ] {
             let error = map(areas, 1).unwrap_err();
             assert!(error.field() == Some(Field::Regions) && error.to_string().contains(words), "{error}");

@@ -32,8 +32,10 @@ mod tests {
     #[test]
     fn what_is_said_of_a_placement() {
         let remark = |placement: Placement, layers, is_wish| placement.remark(layers, is_wish);
-        assert!(remark(Placement::Merged, 0, false).contains("copies"));
-        assert!(remark(Placement::Unmerged, 3, false).contains("3 layers, because"));
+        assert!(remark(Placement::Merged, 0, false).contains("merged into copies"));
+        assert!(
+            remark(Placement::Unmerged, 3, false).ends_with("3 layers, because there is no memory for merged copies")
+        );
         assert!(remark(Placement::Unmerged, 3, true).ends_with("3 layers, as requested"));
     }
 }

@@ -142,7 +142,7 @@ fn frames_in_turn_by_two_gpus_are_nearly_twice_those_of_one() {
     let result = machine.check(&["live-two"], &[]).fails().result;
     assert!(result.contains("times the frames of one: 1.800, expected at least 1.95"), "{result}");
     machine.gpus("9.0");
-    assert!(machine.check(&["live-two"], &[]).fails().result.contains("two GPUs"));
+    assert!(machine.check(&["live-two"], &[]).fails().result.contains("need two GPUs"));
 }
 
 /// A bound with an unknown name would check nothing.

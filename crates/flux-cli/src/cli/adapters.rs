@@ -193,12 +193,12 @@ mod tests {
             ("none.SafeTensors:0,5", &[], "write `:0.5`"),
             ("a.sft:half", &[], "`--lora style.safetensors:0.8`"),
             ("a:", &["a"], "`--lora style.safetensors:0.8`"),
-            ("a:nan", &["a"], "colon"),
+            ("a:nan", &["a"], "a number after the colon"),
             ("a:0,5:single=1", &["a"], "write `:0.5`"),
-            ("a:50%", &["a"], "colon"),
+            ("a:50%", &["a"], "a number after the colon"),
         ] {
             let error = meant(text, there).unwrap_err();
-            assert!(error.contains("number") && error.contains(hint), "{text}: {error}");
+            assert!(error.contains("expected a number") && error.contains(hint), "{text}: {error}");
         }
     }
 

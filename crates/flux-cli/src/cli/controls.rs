@@ -90,7 +90,7 @@ mod tests {
             ("--control depth.png", "KIND:FILE"),
             ("--control deep:depth.png", "`deep`"),
             ("--control depth:", "empty"),
-            ("--control style:- --control depth:-", "once"),
+            ("--control style:- --control depth:-", "more than once"),
         ] {
             let error = recipe(line).unwrap_err();
             assert!(error.contains(words), "{line}: {error}");

@@ -165,8 +165,8 @@ mod tests {
     #[test]
     fn what_no_single_image_has_is_not_varied() {
         for (vary, words) in [
-            (&["n=1,2"][..], "`n`"),
-            (&["output=a.png,b.png"], "`output`"),
+            (&["n=1,2"][..], "`n` cannot be varied"),
+            (&["output=a.png,b.png"], "`output` cannot be varied"),
             (&["size=64", "width=32,64"], "`size` and `width`"),
             (&["steps=1", "steps=2"], "varied twice"),
         ] {

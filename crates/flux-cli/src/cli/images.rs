@@ -176,8 +176,8 @@ mod tests {
     fn inputs_come_in_their_order_and_one_from_standard_input() {
         let images = parse("-i a.png -i - --input b.jpg").unwrap();
         assert_eq!(images.inputs, ["a.png", "-", "b.jpg"].map(PathBuf::from));
-        assert!(parse("-i - -i -").is_err_and(|e| e.contains("once")));
-        assert!(parse("-i - --mask -").is_err_and(|e| e.contains("once")));
+        assert!(parse("-i - -i -").is_err_and(|e| e.contains("more than once")));
+        assert!(parse("-i - --mask -").is_err_and(|e| e.contains("more than once")));
     }
 
     #[test]

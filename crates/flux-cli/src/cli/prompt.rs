@@ -84,6 +84,6 @@ mod tests {
     fn the_longest_prompt_may_have_a_byte_order_mark_and_a_line_end() {
         let longest = "x".repeat(MAX_PROMPT_BYTES);
         assert_eq!(read_from(format!("\u{feff}{longest}\r\n").as_bytes()), Ok(longest));
-        assert!(read_from(&[b'\n'; MAX_PROMPT_BYTES + BESIDE + 1]).unwrap_err().contains("bytes"));
+        assert!(read_from(&[b'\n'; MAX_PROMPT_BYTES + BESIDE + 1]).unwrap_err().contains("bytes long or more"));
     }
 }

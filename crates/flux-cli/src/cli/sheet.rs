@@ -175,8 +175,8 @@ mod tests {
             ("seeds", "none, auto"),
             ("", "none, auto"),
             ("{sed}", "`sed`, expected one of {name}, {prompt}, {seed}"),
-            ("{seed", "`}`"),
-            ("seed}", "`{`"),
+            ("{seed", "no matching `}`"),
+            ("seed}", "no matching `{`"),
         ] {
             assert!(bad.parse::<Label>().is_err_and(|e| e.contains(why)), "{bad}");
         }

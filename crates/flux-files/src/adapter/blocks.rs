@@ -222,17 +222,17 @@ mod tests {
     #[test]
     fn texts_that_are_no_strengths_are_named() {
         for (text, words) in [
-            ("", "such as"),
-            ("single", "such as"),
+            ("", "expected one such as"),
+            ("single", "expected one such as"),
             ("singles=1", "`singles`"),
             ("IN05=1", "`IN`"),
-            ("0.5", "such as"),
-            ("single=x", "such as"),
-            ("single=nan", "such as"),
-            ("single1-x=1", "such as"),
-            ("single3-1=1", "before"),
-            ("single99999999999999999999=1", "such as"),
-            ("double=1,", "such as"),
+            ("0.5", "expected one such as"),
+            ("single=x", "expected one such as"),
+            ("single=nan", "expected one such as"),
+            ("single1-x=1", "expected one such as"),
+            ("single3-1=1", "ends before it begins"),
+            ("single99999999999999999999=1", "expected one such as"),
+            ("double=1,", "expected one such as"),
         ] {
             let error = text.parse::<BlockStrengths>().unwrap_err();
             assert!(error.contains(words), "{text}: {error}");

@@ -187,13 +187,17 @@ mod tests {
         write(&at("models/diffusion_models/klein/model.safetensors"), "x");
         let near = folders_near(&at("models/diffusion_models/klein/model.safetensors"));
         assert_eq!(near.len(), 1);
-        refused(&at("mine/watercolor.safetensors"), &near, &["did you mean `", "mine/watercolour.safetensors`?"]);
+        refused(
+            &at("mine/watercolor.safetensors"),
+            &near,
+            &["no such file", "did you mean `", "mine/watercolour.safetensors`?"],
+        );
         refused(&at("mine/watercolour"), &near, &["watercolour.safetensors`?"]);
         refused(&at("mine/pencil_v2.safetensors"), &near, &["loras/styles/Pencil_v2.safetensors`?"]);
         write(&at("mine/h.safetensors"), "x.lora_A.weight");
         refused(&at("mine/watercolor.safetensor"), &near, &["did you mean `", "mine/watercolour.safetensors`?"]);
-        refused(&at("mine/unlike.safetensors"), &[], &["hint: ", "safetensors file"]);
-        refused(&at("none/at/all"), &[], &["hint: ", "safetensors file"]);
+        refused(&at("mine/unlike.safetensors"), &[], &["name a safetensors file"]);
+        refused(&at("none/at/all"), &[], &["no such file or folder", "name a safetensors file"]);
     }
 
     #[test]
@@ -209,10 +213,10 @@ mod tests {
         write(&at("one/more.safetensors"), "x.lora_A.weight");
         refused(&at("one"), &[], &["contains 2 files", "any.SafeTensors", "more.safetensors"]);
         fs::create_dir(at("none")).unwrap();
-        refused(&at("none"), &[], &["adapter_model.safetensors"]);
+        refused(&at("none"), &[], &["contains no adapter", "adapter_model.safetensors"]);
         fs::write(at("none/adapter_model.bin"), "").unwrap();
         refused(&at("none"), &[], &["`adapter_model.bin`, a PyTorch pickle"]);
-        refused(Path::new("../../models/tiny"), &[], &["`model`"]);
+        refused(Path::new("../../models/tiny"), &[], &["contains a model", "`model`"]);
         refused(Path::new("../../models/tiny/transformer"), &[], &["the file is a transformer, expected an adapter"]);
         refused(Path::new("../../models/tiny/vae/diffusion_pytorch_model.safetensors"), &[], &["is a VAE", "`vae`"]);
     }

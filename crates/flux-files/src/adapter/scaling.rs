@@ -126,7 +126,7 @@ mod tests {
         assert_eq!(scale(&[peft], None, false).unwrap(), (2.0, false));
         assert_eq!(scale(&[peft], Some(8.0), false).unwrap(), (2.0, false), "both agree");
         assert_eq!(scale(&[peft], Some(1.0), true).unwrap(), (2.0, true), "the metadata takes precedence");
-        refused(&[peft], Some(1.0), &["`a`", "by 2", "by 0.25", "tensor `a.alpha`"]);
+        refused(&[peft], Some(1.0), &["`a` are scaled by 2", "by 0.25", "tensor `a.alpha`"]);
         for header in [
             [("ss_network_alpha", "2"), ("ss_network_dim", "4")],
             [("ss_network_alpha", "2.0"), ("ss_network_dim", "Dynamic")],
@@ -206,7 +206,7 @@ mod tests {
     #[test]
     fn a_scale_that_overflows_is_refused() {
         let header = [("lora_adapter_metadata", r#"{"lora_alpha": 1e40}"#)];
-        refused(&header, None, &["2.5e39", "float32"]);
+        refused(&header, None, &["multiplied by 2.5e39", "overflows float32"]);
         refused(&[], Some(1e300), &["tensor `a.alpha`", "overflows float32"]);
     }
 }

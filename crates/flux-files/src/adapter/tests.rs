@@ -98,7 +98,7 @@ fn factors_are_multiplied_and_scaled_by_alpha() {
     let adapter = Adapter::open(&path, &modules()).unwrap();
     let scale = adapter.changes("to_q.weight")[0].change.low_rank().unwrap().scale;
     assert_eq!(scale, 4.0, "the metadata takes precedence");
-    assert!(adapter.notes()[0].contains("two alphas"), "{:?}", adapter.notes());
+    assert!(adapter.notes()[0].contains("two alphas for 1 layers"), "{:?}", adapter.notes());
 }
 
 #[test]
@@ -214,9 +214,9 @@ fn alpha_is_read_from_the_header_and_from_a_config() {
     }
     for (text, why) in [
         (r#"{"peft_type": "IA3", "lora_alpha": 4}"#, "`peft_type` is \"IA3\""),
-        (r#"{"r": 2}"#, "`lora_alpha`"),
+        (r#"{"r": 2}"#, "has no `lora_alpha`"),
         (r#"{"r": 4, "lora_alpha": 4}"#, "rank 4 for `transformer_blocks.0.attn.to_q`"),
-        (dora, "`use_dora`"),
+        (dora, "`use_dora` is true"),
         ("not JSON", "cannot be read"),
     ] {
         let error = config("adapter_model.safetensors", text).0.err().expect(text).to_string();
@@ -258,7 +258,10 @@ fn a_tensor_of_a_known_layer_that_is_not_read_is_an_error() {
         for layer in [Q, "lora_unet_double_blocks_0_img_attn_qkv", "x.single_blocks.0.linear1"] {
             let key = format!("{layer}{end}");
             let [down, up] = ["A", "B"].map(|half| format!("{Q}.lora_{half}.weight"));
-            refused(&[(&down, &[1, DIM]), (&up, &[DIM, 1]), (&key, &[DIM])], &[&format!("`{key}`"), why]);
+            refused(
+                &[(&down, &[1, DIM]), (&up, &[DIM, 1]), (&key, &[DIM])],
+                &[&format!("tensor `{key}` of layer `"), why],
+            );
         }
     }
 }
@@ -306,7 +309,7 @@ fn every_spelling_of_a_name_is_the_plain_one() {
         ["text_encoder.img_in", "controlnet.transformer_blocks.0.attn.to_q", "refiner.0.transformer_blocks.0.attn.to_q"]
     {
         let (down, up) = (format!("{name}.lora_A.weight"), format!("{name}.lora_B.weight"));
-        refused(&[(&down, &[2, DIM]), (&up, &[DIM, 2])], &["no layer"]);
+        refused(&[(&down, &[2, DIM]), (&up, &[DIM, 2])], &["changes no layer"]);
     }
 }
 
@@ -343,10 +346,14 @@ fn what_is_left_over_is_told_and_nothing_at_all_is_an_error() {
     let (_folder, path) = file(&some, &[]);
     let adapter = Adapter::open(&path, &modules()).unwrap();
     let [unknown, of_text] = adapter.notes() else { panic!("{:?}", adapter.notes()) };
-    assert!(unknown.contains("2 layers") && unknown.contains("1 are") && unknown.contains("`diffusion_model.what`"));
+    assert!(
+        unknown.contains("of the 2 layers")
+            && unknown.contains("1 are in")
+            && unknown.contains("`diffusion_model.what`")
+    );
     assert!(of_text.contains("1 tensors") && of_text.contains("`text_encoder.layers.0.lora_A.weight`"));
-    refused(&some[2..4], &["no layer", "`diffusion_model.what`"]);
-    refused(&some[4..], &["no layer", "text_encoder"]);
+    refused(&some[2..4], &["changes no layer", "`diffusion_model.what`"]);
+    refused(&some[4..], &["changes no layer", "text_encoder"]);
 }
 
 #[test]

@@ -367,14 +367,14 @@ mod tests {
         assert_eq!(files.get("b", &[3]).unwrap().to_f32(), [f32::from_le_bytes([1; 4]); 3]);
         refused(files.get("b", &[4]), &["`b`", "[3], expected [4]", "in: other"]);
         refused(files.get("count", &[]), &["`count`", "I64, expected BF16, F16 or F32", "in: one"]);
-        refused(files.get("d", &[4]), &["tensor `d` is", "in: one"]);
+        refused(files.get("d", &[4]), &["tensor `d` is missing", "in: one"]);
         assert_eq!(files.matrices(), [("a".to_string(), [4, 4])]);
     }
 
     #[test]
     fn a_name_in_two_files_is_refused() {
         let [one, other] = ["one", "other"].map(|path| container(path, &[("a", "BF16", &[4], 8)]).unwrap());
-        refused(files(vec![one, other]), &["tensor `a` is in", "in: other"]);
+        refused(files(vec![one, other]), &["tensor `a` is in two files", "in: other"]);
     }
 
     #[test]
@@ -394,11 +394,14 @@ mod tests {
         assert!(files.get("v", &[2]).unwrap().quantized().is_none(), "not a matrix");
 
         let bad: [(&[Entry<'_>], &str); 5] = [
-            (&[("w", "F8_E4M3", &[2, 5], 10), scales], "[2, 5], expected [2, 16]"),
-            (&[("w", "F8_E5M2", &[2, 16], 32), scales], "F8_E5M2, expected F8_E4M3"),
-            (&[("w", "F8_E4M3", &[2, 16], 32)], "`w.scales` is missing"),
-            (&[("w", "F8_E4M3", &[2, 16], 32), ("w.scales", "F32", &[3], 12)], "[3], expected [2]"),
-            (&[("w", "F8_E4M3", &[2, 16], 32), ("w.scales", "F16", &[2], 4)], "dtype F16"),
+            (&[("w", "F8_E4M3", &[2, 5], 10), scales], "tensor `w` has shape [2, 5], expected [2, 16]"),
+            (&[("w", "F8_E5M2", &[2, 16], 32), scales], "tensor `w` has dtype F8_E5M2, expected F8_E4M3"),
+            (&[("w", "F8_E4M3", &[2, 16], 32)], "tensor `w.scales` is missing"),
+            (
+                &[("w", "F8_E4M3", &[2, 16], 32), ("w.scales", "F32", &[3], 12)],
+                "tensor `w.scales` has shape [3], expected [2]",
+            ),
+            (&[("w", "F8_E4M3", &[2, 16], 32), ("w.scales", "F16", &[2], 4)], "tensor `w.scales` has dtype F16"),
         ];
         for (entries, words) in bad {
             refused(with(entries).get("w", &[2, 5]), &[words, "in: cache"]);

@@ -200,7 +200,7 @@ mod tests {
     fn a_view_lies_in_its_file_and_has_the_bytes_of_its_shape() {
         assert_eq!(view(8..20, Format::Bf16, &[2, 3], Scales::None).unwrap().bytes().len(), 12);
         assert_eq!(view(60..64, Format::F32, &[], Scales::None).unwrap().rows(), 1);
-        refused(view(56..68, Format::Bf16, &[2, 3], Scales::None), "bytes 56..68");
+        refused(view(56..68, Format::Bf16, &[2, 3], Scales::None), "is at bytes 56..68, but the file has 64");
         refused(view(usize::MAX - 1..usize::MAX, Format::Bf16, &[1], Scales::None), "file has 64");
         #[expect(clippy::reversed_empty_ranges)]
         let reversed = 12..0;

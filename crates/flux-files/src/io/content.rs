@@ -170,13 +170,13 @@ mod tests {
                 .iter()
                 .for_each(|ending| explained(&format!("a.{}", ending.to_uppercase()), &[8, 0xff, 3], &[what]));
         }
-        explained("x.zip", b"PK\x03\x04\x14\x00\xff", &["zip archive", "hint: "]);
+        explained("x.zip", b"PK\x03\x04\x14\x00\xff", &["a zip archive", "unpack it"]);
         explained("x", b"PK\x03\x04\x00\x00archive/data.pkl\xff", &["a PyTorch pickle"]);
         explained("x.pth", b"PK\x03\x04\x00", &["a PyTorch pickle"]);
-        explained("config.json", b"{\"a\": 1}", &["JSON", "folder"]);
+        explained("config.json", b"{\"a\": 1}", &["JSON text", "the folder that this file describes"]);
         explained("x", "# Modèle".as_bytes(), &["the file is text"]);
-        explained("x", b"", &["empty"]);
-        explained("x", &[0; 600], &["zeros"]);
+        explained("x", b"", &["the file is empty"]);
+        explained("x", &[0; 600], &["filled with zeros at the start"]);
         let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 7751105712\n";
         explained("x", pointer.as_bytes(), &["Git LFS", " 7751105712 bytes", "git lfs pull"]);
         for page in ["<!DOCTYPE html><html>", "\u{feff}\n <HTML lang=en>", "<?xml version=\"1.0\"?><Error>"] {

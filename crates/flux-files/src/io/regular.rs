@@ -148,7 +148,7 @@ mod tests {
         std::os::unix::fs::symlink("/dev/zero", path("device")).unwrap();
         let dir = Folder::Disk(folder.path().to_path_buf());
         for name in ["pipe", "socket", "folder", "device"] {
-            let words = ["regular", name, "hint: "];
+            let words = ["not a regular file", name, "hint: put the file itself there"];
             refused(dir.read(name, 1 << 20), &words);
             refused(dir.json::<serde_json::Value>(name), &words);
             refused(dir.bytes(name), &words);
@@ -173,7 +173,7 @@ mod tests {
     fn a_missing_file_and_one_without_permission_have_hints_of_their_own() {
         let path = Path::new("none/file");
         refused(open(path, "look again"), &["in: none/file", "hint: look again"]);
-        refused(read(path, 1), &["in: none/file", "download"]);
+        refused(read(path, 1), &["in: none/file", "hint: the download may be incomplete"]);
         // The tests may run as root, who may read everything, so the system is not involved.
         let denied = closed_folder(&io::ErrorKind::PermissionDenied.into(), path).to_string();
         assert!(denied.contains("chmod u+r") && !denied.contains("download"), "{denied}");

@@ -110,7 +110,7 @@ mod tests {
         let refused = [
             (model.join("transformer"), Some(Role::TextEncoder), "contains a transformer"),
             (model.join("text_encoder/model.safetensors"), Some(Role::Transformer), "expected a transformer"),
-            (model.join("none"), None, "no such"),
+            (model.join("none"), None, "no such file or folder"),
             (Path::new("src").to_path_buf(), None, "contains no transformer file"),
         ];
         for (path, asked, words) in refused {

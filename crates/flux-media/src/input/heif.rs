@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn videos_and_damaged_boxes_are_no_such_images() {
-        let plain = "PNG, JPEG or WebP";
+        let plain = "the file is not a PNG, JPEG or WebP";
         assert!(error(&file(b"isom", &[b"mp42"])).contains(plain));
         assert!(error(b"\0\0\0\x08ftypheic").contains(plain), "the box ends before its brand");
         assert!(error(b"\0\0\0\x20ftyphe").contains(plain));

@@ -141,7 +141,7 @@ mod tests {
         let nothing = Rgb { width: 0, height: 5, bytes: Vec::new() };
         assert!(encode_jpeg(&nothing, 90, &Metadata::default()).is_err());
         let wide = Rgb { width: 70_000, height: 1, bytes: vec![0; 3 * 70_000] };
-        assert!(encode_jpeg(&wide, 90, &Metadata::default()).unwrap_err().to_string().contains("fit"));
+        assert!(encode_jpeg(&wide, 90, &Metadata::default()).unwrap_err().to_string().contains("does not fit"));
     }
 
     #[test]

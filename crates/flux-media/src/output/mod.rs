@@ -396,7 +396,7 @@ mod tests {
     fn an_image_without_all_of_its_pixels_is_no_png() {
         let error =
             encode(&Rgb { height: 15, ..gradient(16, 16) }, ImageFormat::Png, &Metadata::default()).unwrap_err();
-        assert!(error.to_string().contains("encode"), "{error}");
+        assert!(error.to_string().contains("cannot encode the image"), "{error}");
     }
 
     #[test]

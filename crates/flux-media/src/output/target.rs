@@ -235,9 +235,9 @@ mod tests {
     fn a_missing_folder_a_folder_and_an_unknown_extension_are_refused() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let refused = |name: &str| Target::new(&folder.path().join(name)).unwrap_err().to_string();
-        assert!(refused("none/out.png").contains("no such"));
+        assert!(refused("none/out.png").contains("no such folder"));
         assert!(refused("out.gif").contains(".png, .jpg, .jpeg or .webp"));
-        assert!(refused("png").contains("format"));
+        assert!(refused("png").contains("cannot determine the image format"));
         fs::create_dir(folder.path().join("dir.png")).unwrap();
         assert!(refused("dir.png").contains("dir.png` is a folder"));
         assert!(refused(&format!("{}.png", "x".repeat(300))).contains("shorter"));

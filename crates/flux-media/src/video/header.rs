@@ -76,16 +76,16 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_named() {
         for (words, told) in [
-            ("W4294967296 H4294967296 Cmono", "4294967296 pixels"),
+            ("W4294967296 H4294967296 Cmono", "width of 4294967296 pixels, expected 1 to 16384"),
             ("W16 H99999999999999999999", "height of 99999999999999999999 pixels"),
-            ("W0 H16", "0 pixels"),
+            ("W0 H16", "width of 0 pixels"),
             ("W16 H16385", "height of 16385 pixels"),
             ("W16", "has no height"),
             ("W16 H-16", "the height is `-16`"),
             ("W16 H16 C411", "`C411`"),
             ("W16 H16 C444alpha", "`C444alpha`"),
-            ("W16 H16 C420p14", "`C420p14`"),
-            ("W16 H16 Cmono16", "`Cmono16`"),
+            ("W16 H16 C420p14", "more than 8 bits per value (`C420p14`)"),
+            ("W16 H16 Cmono16", "more than 8 bits per value (`Cmono16`)"),
             ("W16 H16 It C444", "interlaced (`It`)"),
             ("W16 H16 Im", "interlaced (`Im`)"),
         ] {
@@ -93,7 +93,7 @@ mod tests {
             assert!(error.as_ref().is_some_and(|error| error.contains(told)), "{words}: {error:?}");
         }
         let cut = shared_colors(b"YUV4MPEG2 W16 H16").err().map(|e| e.to_string());
-        assert!(cut.is_some_and(|cut| cut.contains("not end")));
+        assert!(cut.is_some_and(|cut| cut.contains("does not end")));
         for words in ["W16 H16", "H16 F30:1 Ip W16384 C420mpeg2 XCOLORRANGE=FULL", "W1 H1 I? Cmono", "W16 H16 C422"] {
             assert!(shared_colors(format!("YUV4MPEG2 {words}\n").as_bytes()).is_ok(), "{words}");
         }

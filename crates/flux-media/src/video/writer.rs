@@ -144,9 +144,9 @@ mod tests {
             VideoReader::open(format, size, Box::new(bytes)).err().map_or(String::new(), |e| e.to_string())
         };
         assert!(open(None, None, b"P6 12 12 255 ").contains("neither Y4M nor MJPEG"));
-        assert!(open(Some(VideoFormat::Rgb24), None, b"abc").contains("header"));
-        assert!(open(None, None, b"YUV4MPEG2 W16 H16 C420p10\n").contains("8 bits"));
-        assert!(open(None, None, b"YUV4MPEG2 W0 H16\n").contains("0 pixels"));
+        assert!(open(Some(VideoFormat::Rgb24), None, b"abc").contains("raw frames have no header with their size"));
+        assert!(open(None, None, b"YUV4MPEG2 W16 H16 C420p10\n").contains("more than 8 bits"));
+        assert!(open(None, None, b"YUV4MPEG2 W0 H16\n").contains("width of 0 pixels"));
         assert!(open(None, None, b"YUV4MPEG2 W16384 H16384 C444\n").contains("512 MiB"));
         assert!(VideoReader::open(None, None, Box::new(io::empty())).unwrap().is_none());
         let mut bytes = written(VideoFormat::Y4m);

@@ -243,9 +243,9 @@ mod tests {
         for (line, what) in [
             ("alice", "not a BLAKE3 hash"),
             ("alice:xyz", "not a BLAKE3 hash"),
-            (&format!("a b:{hash}"), "`a b`"),
-            (&format!("alice:{hash}:fast"), "rate"),
-            (&format!("alice:{hash}:0"), "rate"),
+            (&format!("a b:{hash}"), "not a valid key name"),
+            (&format!("alice:{hash}:fast"), "neither a rate nor a priority"),
+            (&format!("alice:{hash}:0"), "neither a rate nor a priority"),
         ] {
             let error = read_line(line).err().expect(line);
             assert!(error.what().contains(what), "{line}: {error}");

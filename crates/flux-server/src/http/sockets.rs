@@ -262,7 +262,7 @@ mod tests {
         drop((client, first));
         assert!(!path.exists());
         fs::write(&path, "text").unwrap();
-        assert!(at_file(&path, 0o600).err().unwrap().what().contains("file exists"));
+        assert_eq!(at_file(&path, 0o600).err().unwrap().what(), "the file exists and is not a socket");
         assert_eq!(fs::read(&path).unwrap(), b"text");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no other file is left");
     }

@@ -398,17 +398,17 @@ LONG
         assert_eq!((images(&lines[0]).recipe.seed, images(&lines[8]).recipe.seed), (10, 18));
         for (line, words) in [
             (1, "`no_self_reference`, `sparse`"),
-            (2, "object"),
+            (2, "not a JSON object"),
             (3, "`feather` requires `inputs`"),
             (4, "four"),
             (5, "from 1 to 10000"),
             (6, "WIDTHxHEIGHT"),
             (7, "too large"),
-            (9, "`prompt` appears"),
+            (9, "`prompt` appears twice"),
             (10, "`width` cannot be used with `size`"),
-            (11, "`latents`"),
-            (12, "65536"),
-            (13, "object"),
+            (11, "the same `latents`"),
+            (12, "expected at most 65536"),
+            (13, "not a JSON object"),
         ] {
             assert!(error(&lines[line]).contains(words), "{}", error(&lines[line]));
         }
@@ -420,8 +420,8 @@ LONG
             (r#""extend": "1,2""#, "`extend`: invalid type: string \"1,2\", expected an object with left, top, right"),
             (r#""adapters": ["x"]"#, "`adapters`: invalid type: string \"x\", expected an object with file and"),
             (r#""controls": [1]"#, "`controls`: invalid type: integer `1`, expected an object with kind and input"),
-            (r#""schedule": "sigmas:2""#, "level is 2"),
-            (r#""resize": "x""#, "WIDTHxHEIGHT"),
+            (r#""schedule": "sigmas:2""#, "`schedule`: a noise level is 2"),
+            (r#""resize": "x""#, "`resize`: expected the longer side or WIDTHxHEIGHT"),
         ] {
             let told = error(&read_text(&format!(r#"{{"prompt": "a", {value}}}"#), BatchFormat::Jsonl)[0]);
             assert!(told.contains(words) && told.lines().count() == 1, "{told}");

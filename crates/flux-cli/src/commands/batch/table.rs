@@ -318,7 +318,7 @@ mod tests {
     #[test]
     fn what_is_wrong_with_a_row_is_told_and_the_others_stay() {
         let rows = read("prompt,steps,no_composite,extend\na,four,,\nb,4,maybe,\nc,4,,1,2\nd,4,,\ne,4,,x\n");
-        for (row, words) in [(0, "`steps` is `four`"), (1, "false"), (2, "5 cells"), (4, "LEFT,TOP")] {
+        for (row, words) in [(0, "`steps` is `four`"), (1, "true or false"), (2, "5 cells"), (4, "LEFT,TOP")] {
             assert!(rows[row].1.as_ref().is_err_and(|e| e.contains(words)), "{:?}", rows[row]);
         }
         assert!(rows[3].1.is_ok() && rows[3].0 == 5);

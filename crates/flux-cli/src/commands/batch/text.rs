@@ -41,11 +41,11 @@ mod tests {
             assert_eq!(decode(&bytes).unwrap(), "käse 🧀\r\n");
         }
         for (bytes, words) in [
-            (&b"a\nb\xff"[..], "line 2 is"),
+            (&b"a\nb\xff"[..], "line 2 is not valid UTF-8"),
             (b"a\nk\xe4se", "line 2"),
-            (b"a\0b\0", "line 1 has"),
-            (b"\xff\xfea", "UTF-16"),
-            (b"\xff\xfe\x00\xd8", "UTF-16"),
+            (b"a\0b\0", "line 1 has a NUL byte"),
+            (b"\xff\xfea", "not valid UTF-16"),
+            (b"\xff\xfe\x00\xd8", "not valid UTF-16"),
         ] {
             let error = decode(bytes).unwrap_err().to_string();
             assert!(error.contains(words), "{error}");

@@ -263,7 +263,7 @@ mod tests {
             assert_eq!(read(line), Ok(Line::Command(Command::Help)), "{line}");
         }
         for line in ["undo", "seed 7", "size 512x512", "/undo", "/seed 7", "keep $3", "again", "steps 4", "list"] {
-            assert!(read(line).is_err_and(|why| why.contains("`!`")), "{line}: {:?}", read(line));
+            assert!(read(line).is_err_and(|why| why.contains("start with `!`")), "{line}: {:?}", read(line));
         }
         for line in ["64x64", "$1", "$1 512x512"] {
             assert!(read(line).is_err_and(|why| why.contains("no prompt")), "{line}");
@@ -319,7 +319,7 @@ mod tests {
             ("!steps four", "expected `!steps [N]`"),
             ("!explore 0", "from 1 to 64"),
             ("!save", "expected `!save FILE [N]`"),
-            ("!schedule x", "schedule"),
+            ("!schedule x", "not a schedule"),
         ] {
             assert!(read(bad).is_err_and(|why| why.contains(words)), "{bad}: {:?}", read(bad));
         }

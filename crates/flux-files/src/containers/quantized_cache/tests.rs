@@ -249,10 +249,10 @@ fn a_file_of_another_kind_is_made_anew() {
         ["", r#","sources":[],"more":1"#].map(|further| format!(r#"{{"format":{FORMAT}{further}}}"#));
     for said in ["", "{}", "[1]", "not JSON", &no_sources, &more] {
         model.change_header(|header| header["__metadata__"][ORIGIN_KEY] = json!(said));
-        model.is_made_anew("not name");
+        model.is_made_anew("does not name");
     }
     model.change_header(|header| drop(header.remove("__metadata__")));
-    model.is_made_anew("not name");
+    model.is_made_anew("does not name");
 }
 
 #[test]
@@ -272,14 +272,14 @@ fn a_damaged_file_is_an_error_that_says_what_to_do() {
     }
     for length in [u64::MAX, i64::MAX as u64, 1 << 40] {
         fs::write(model.cache(), [length.to_le_bytes().as_slice(), &good[8..]].concat()).unwrap();
-        refused(&format!("a header of {length} bytes"), "valid safetensors");
+        refused(&format!("a header of {length} bytes"), "not a valid safetensors file");
     }
     let scales = scales_name(SINGLE);
     model.change_header(|header| {
         let entry = header.remove(DOUBLE).unwrap();
         header.insert("transformer_blocks.0.other".to_string(), entry);
     });
-    refused("a matrix of another name", &format!("`{DOUBLE}`"));
+    refused("a matrix of another name", &format!("`{DOUBLE}` is missing"));
     model.change_header(|header| header[SINGLE]["dtype"] = json!("I8"));
     refused("values of another type", "dtype I8");
     model.change_header(|header| header[&scales]["dtype"] = json!("I32"));
@@ -287,7 +287,7 @@ fn a_damaged_file_is_an_error_that_says_what_to_do() {
     model.change_header(|header| header[SINGLE]["shape"] = json!([32, 40]));
     refused("another shape", "[32, 40], expected [40, 32]");
     model.change_header(|header| header[SINGLE]["data_offsets"] = json!([0, 1u64 << 40]));
-    refused("an offset behind the end", "valid safetensors");
+    refused("an offset behind the end", "not a valid safetensors file");
 }
 
 #[test]
@@ -297,7 +297,7 @@ fn a_file_that_cannot_be_written_is_said_and_costs_nothing() {
     let (files, cache) = model.attach();
     let cache = cache.unwrap();
     assert!(matches!(&cache, QuantizedCache::NotMade(path, _) if *path == model.cache()), "{cache:?}");
-    assert!(cache.note().unwrap().contains("written"));
+    assert!(cache.note().unwrap().contains("cannot be written"));
     assert!(files.get(DOUBLE, &[5, 20]).unwrap().quantized().is_none());
     assert_eq!(fs::read_dir(model.path()).unwrap().count(), 2, "no partial file is left");
 }
@@ -308,6 +308,6 @@ fn a_pipe_in_its_place_is_refused_and_stays() {
     let made = std::process::Command::new("mkfifo").arg(model.cache()).status();
     assert!(made.is_ok_and(|made| made.success()), "mkfifo is installed");
     let error = model.attach().1.unwrap_err().to_string();
-    assert!(error.contains("regular") && error.contains(FILE), "{error}");
+    assert!(error.contains("not a regular file") && error.contains(FILE), "{error}");
     assert!(!fs::metadata(model.cache()).unwrap().is_file());
 }

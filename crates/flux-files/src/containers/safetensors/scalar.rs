@@ -86,8 +86,8 @@ mod tests {
             let error = number(dtype, bytes, shape).unwrap_err().to_string();
             assert!(error.contains(why) && error.contains("`n`") && error.contains("hint: "), "{error}");
         };
-        refused(Dtype::F32, &[0; 8], &[2], "2 values");
-        refused(Dtype::F32, &[], &[0], "0 values");
+        refused(Dtype::F32, &[0; 8], &[2], "has 2 values, expected one");
+        refused(Dtype::F32, &[], &[0], "has 0 values, expected one");
         refused(Dtype::BOOL, &[1], &[], "has dtype BOOL");
         refused(Dtype::F64, &f64::NAN.to_le_bytes(), &[], "is NaN");
         refused(Dtype::F16, &[0x00, 0x7c], &[], "is inf");
