@@ -48,6 +48,19 @@ fn every_file_and_every_heading_that_is_linked_is_there() {
     }
 }
 
+#[test]
+fn no_section_is_there_twice_and_rows_are_whole() {
+    for document in DOCUMENTS {
+        let (mut sections, mut columns) = (BTreeSet::new(), 0);
+        for line in text_of(document).split("```").step_by(2).flat_map(str::lines) {
+            assert!(!line.starts_with("## ") || sections.insert(line.to_string()), "{document}: again {line}");
+            let cells = if line.starts_with('|') { line.replace("\\|", "").matches('|').count() } else { 0 };
+            assert!(cells == 0 || columns == 0 || cells == columns, "{document}: cells are missing in {line}");
+            columns = cells;
+        }
+    }
+}
+
 /// Returns the headings of a document, in the form of links.
 fn headings_of(text: &str) -> BTreeSet<String> {
     let letter = |c: char| match c {
