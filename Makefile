@@ -9,8 +9,10 @@ FUZZ_SEED ?= 1
 # The number of the first run; or the number of a single run, or the name of a kind.
 FUZZ_FIRST ?= 0
 FUZZ_ONLY ?=
-# The profile of cargo for `test`.
-PROFILE ?= release
+# Cargo's profile for the first image and for tests: it compiles faster than `release`.
+PROFILE ?= quick
+# Cargo's profile for `wheel`.
+WHEEL_PROFILE ?= release
 # The number of images that `fuzz-signals` starts.
 COUNT ?= 500
 # The duration and the flags of `soak-live`.
@@ -60,8 +62,9 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: image
-image: gpu-setup build ## Build, and generate IMAGE from PROMPT with SEED (make image PROMPT="a robot")
-	$(FLUX) -p "$$PROMPT" -S "$$SEED" -o "$$IMAGE"
+image: gpu-setup ## Build quickly, and generate IMAGE from PROMPT with SEED (make image PROMPT="a robot")
+	$(CARGO) build --profile $(PROFILE) --locked
+	"$(TARGET)/$(PROFILE)/flux" -p "$$PROMPT" -S "$$SEED" -o "$$IMAGE"
 
 .PHONY: build
 build: ## Build target/release/flux, or in CARGO_TARGET_DIR if set
@@ -143,7 +146,7 @@ ci: ## Run the checks of CI: format, clippy, all tests; ALL=1: with overflow che
 .PHONY: fuzz
 fuzz: ## Run the program FUZZ_RUNS times with hostile files, prompts and arguments from FUZZ_SEED
 	FLUX_FUZZ_RUNS="$(FUZZ_RUNS)" FLUX_FUZZ_SEED="$(FUZZ_SEED)" FLUX_FUZZ_FIRST="$(FUZZ_FIRST)" FLUX_FUZZ_ONLY="$(FUZZ_ONLY)" \
-		$(CARGO) test --release --locked --test fuzz -- --nocapture
+		$(CARGO) test --profile $(PROFILE) --locked --test fuzz -- --nocapture
 
 .PHONY: fuzz-signals
 fuzz-signals: build ## Start COUNT images, end each by signals at random times from SEED, and check the files left behind
@@ -168,7 +171,7 @@ test-cluster: build ## Run workers on RabbitMQ, S3 and Slurm, and kill them (CLU
 
 .PHONY: test-gpu
 test-gpu: gpu-setup ## Run the tests that need a GPU; fails without one
-	FLUX_REQUIRE_GPU=1 $(CARGO) test --release --locked --test gpu
+	FLUX_REQUIRE_GPU=1 $(CARGO) test --profile $(PROFILE) --locked --test gpu
 
 .PHONY: bench
 bench: gpu-setup build ## Measure the stages of an image and every op on the GPU (make bench BENCH="linear --size 512")
@@ -217,7 +220,7 @@ gpu-bundle: ## Collect the files for scripts/gpu_check on a machine without Rust
 lint: ## Check format, clippy with warnings denied, layering, and shell scripts if shellcheck is installed
 	$(CARGO) fmt --check
 	$(CARGO) clippy --release --locked --all-targets -- -D warnings
-	$(CARGO) test --release --locked --test sources layering::
+	$(CARGO) test --profile $(PROFILE) --locked --test sources layering::
 	@if command -v shellcheck >/dev/null; then shellcheck -x scripts/*.sh scripts/*/*.sh .ci/run; else echo "skipped: shellcheck is not installed"; fi
 
 # The advisory database is downloaded each time. If that fails, advisories are not checked.
@@ -238,7 +241,7 @@ compare: build ## Generate one image on the CPU and on the GPU, and print the di
 golden: ## Regenerate tests/golden, tests/formats and tests/input from the reference; needs the packages of scripts/requirements-reference.txt and TOKENIZER
 	rm -rf "$(TARGET)/golden-models"
 	for preset in tiny sharded base uneven kv; do \
-		$(CARGO) run --release --locked --example make_random_model -- $$preset "$(TARGET)/golden-models/$$preset" || exit 1; \
+		$(CARGO) run --profile $(PROFILE) --locked --example make_random_model -- $$preset "$(TARGET)/golden-models/$$preset" || exit 1; \
 	done
 	$(PYTHON) scripts/dump_reference.py "$(TARGET)/golden-models" $(TOKENIZER) tests/golden
 	$(PYTHON) scripts/dump_encoder.py "$(TARGET)/golden-models" tests/golden
@@ -299,7 +302,7 @@ $(WHEEL_VENV)/bin/maturin:
 .PHONY: wheel
 wheel: gpu-setup $(WHEEL_VENV)/bin/maturin ## Build the Python package as a wheel in target/wheels
 	rm -rf "$(WHEELS)"
-	$(WHEEL_VENV)/bin/maturin build --quiet --release --locked --manifest-path crates/flux-python/Cargo.toml --out "$(WHEELS)"
+	$(WHEEL_VENV)/bin/maturin build --quiet --profile $(WHEEL_PROFILE) --locked --manifest-path crates/flux-python/Cargo.toml --out "$(WHEELS)"
 	@ls "$(WHEELS)"/*.whl
 
 .PHONY: test-python

@@ -1,5 +1,5 @@
 //! Generates images of several prompts, which the engine combines into batches, and prints their progress:
-//! `cargo run --release --example batch_with_progress`.
+//! `cargo run --profile quick --example batch_with_progress`.
 
 use std::path::Path;
 

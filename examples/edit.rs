@@ -1,4 +1,4 @@
-//! Generates an image, edits it, and edits a half of the result: `cargo run --release --example edit`.
+//! Generates an image, edits it, and edits a half of the result: `cargo run --profile quick --example edit`.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
 //! Serves images from an app of its own, with the APIs and the page of `flux serve` below `/flux`:
-//! `cargo run --release --example embedded_server`, then open http://127.0.0.1:8000/flux or
+//! `cargo run --profile quick --example embedded_server`, then open http://127.0.0.1:8000/flux or
 //! http://127.0.0.1:8000/images/a-red-heart.
 
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! Generates an image from a prompt and writes it: `cargo run --release --example text_to_image`.
+//! Generates an image from a prompt and writes it: `cargo run --profile quick --example text_to_image`.
 
 use std::path::Path;
 

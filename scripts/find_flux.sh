@@ -1,9 +1,12 @@
 # Sourced by the scripts: sets `flux` to the program.
 # shellcheck shell=bash disable=SC2034 # the script that sources this file uses it
 
-root="$(dirname "${BASH_SOURCE[0]}")/.."
-built=${CARGO_TARGET_DIR:-target}/release/flux
-[[ "$built" == /* ]] || built=$root/$built # cargo runs in the project's folder
+target=${CARGO_TARGET_DIR:-target}
+[[ "$target" == /* ]] || target=$(dirname "${BASH_SOURCE[0]}")/../$target # cargo runs in the project's folder
+built=$target/release/flux
+if [[ "$target/quick/flux" -nt "$built" ]]; then
+    built=$target/quick/flux # of `make image`
+fi
 if [[ -n "${FLUX_BIN:-}" ]]; then
     flux=$FLUX_BIN
 elif [[ -x "$built" ]]; then

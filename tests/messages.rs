@@ -54,7 +54,7 @@ fn messages_are_those_of_the_snapshot() {
     let differing: Vec<_> = found.lines().filter(|line| !known.lines().any(|known| known == *line)).take(20).collect();
     assert!(
         found == known,
-        "if the change is meant: UPDATE_SNAPSHOTS=1 cargo test --release -p flux --test sources messages::\n{}",
+        "if the change is meant: UPDATE_SNAPSHOTS=1 cargo test --profile quick -p flux --test sources messages::\n{}",
         differing.join("\n")
     );
 }

@@ -206,7 +206,7 @@ fn version_and_help_are_as_they_were() {
     assert_eq!(
         help,
         fs::read_to_string(&snapshot).unwrap(),
-        "if the change is meant: UPDATE_SNAPSHOTS=1 cargo test --release --test command_line cli::"
+        "if the change is meant: UPDATE_SNAPSHOTS=1 cargo test --profile quick --test command_line cli::"
     );
 }
 

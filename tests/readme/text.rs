@@ -50,9 +50,9 @@ fn every_command_in_the_text_is_run_or_leads_to_what_is_there() {
                 ["python3", "scripts/gpu_check", ..] => has_sections(&line),
                 ["python3", script, ..] => has_flags(script, &line),
                 ["cargo", "build" | "check" | "clippy" | "test", ..] if line.contains(" -p ") => has_package(&line),
-                ["cargo", "test", "--release", ref rest @ ..] => has_tests(rest, &line),
+                ["cargo", "test", "--profile", "quick", ref rest @ ..] => has_tests(rest, &line),
                 // tests/examples.rs runs them
-                ["cargo", "run", "--release", "--example", name] => {
+                ["cargo", "run", "--profile", "quick", "--example", name] => {
                     assert!(project(&format!("examples/{name}.rs")).exists(), "{line}");
                 }
                 _ => panic!("{document}: nothing tests this command: {line}"),

@@ -18,8 +18,9 @@ fn recipe(target: &str, target_folder: Option<&str>) -> String {
 
 #[test]
 fn make_runs_what_cargo_built_where_cargo_builds_it() {
-    assert!(recipe("image", None).contains("\"target/release/flux\" -p"));
-    for target in ["image", "bench", "bench-reference", "gallery", "gpu-bundle", "test-training"] {
+    assert!(recipe("image", None).contains("\"target/quick/flux\" -p"));
+    assert!(recipe("image", Some("/elsewhere")).contains("\"/elsewhere/quick/flux\" -p"));
+    for target in ["bench", "bench-reference", "gallery", "gpu-bundle", "test-training"] {
         let recipe = recipe(target, Some("/elsewhere"));
         assert!(recipe.contains("\"/elsewhere/release/flux\""), "{target}: {recipe}");
     }
@@ -35,10 +36,14 @@ fn make_runs_what_cargo_built_where_cargo_builds_it() {
 #[test]
 fn the_scripts_run_what_cargo_built_where_cargo_builds_it() {
     let folder = folder();
-    let built = folder.join("release");
-    fs::create_dir(&built).expect("a temporary folder is writable");
-    fs::rename(program_that(&folder, "echo \"$1\""), built.join("flux")).expect("a temporary folder is writable");
-    let mut command = script("compare_cpu_gpu.sh");
-    command.env("CARGO_TARGET_DIR", &folder).env_remove("FLUX_BIN");
-    assert_eq!(Run::new(command.arg("-v")).succeeds().stdout, "-v\n-v\ncompare\n");
+    for profile in ["release", "quick"] {
+        let built = folder.join(profile);
+        fs::create_dir(&built).expect("a temporary folder is writable");
+        let program = program_that(&folder, &format!("echo {profile} \"$1\""));
+        fs::rename(program, built.join("flux")).expect("a temporary folder is writable");
+        let mut command = script("compare_cpu_gpu.sh");
+        command.env("CARGO_TARGET_DIR", &folder).env_remove("FLUX_BIN");
+        let expected = format!("{profile} -v\n{profile} -v\n{profile} compare\n");
+        assert_eq!(Run::new(command.arg("-v")).succeeds().stdout, expected);
+    }
 }

@@ -17,7 +17,7 @@
 //! | 3 | 0 | 3.2e-7 | exact products, only sums round: as a float32 multiplication |
 //!
 //! A float32 multiplication by the `gemm` crate has an error of 4.2e-7. All errors are root mean square at 3072 columns
-//! against float64, with emulated tiles: `cargo test --release --lib terms_compare -- --nocapture`.
+//! against float64, with emulated tiles: `cargo test --profile quick --lib terms_compare -- --nocapture`.
 //!
 //! Integers of X are packed as unsigned bytes, larger by 128, because that is what VNNI and USMMLA multiply by signed
 //! ones. [`Output`] subtracts 128 times the sum of each row of W.

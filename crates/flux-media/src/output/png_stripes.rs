@@ -7,7 +7,7 @@
 //! The filter of a row needs the row above it. A stripe is encoded with that row, whose codes, as those of an image of
 //! one row, are then left out.
 //!
-//! Measured on two cores of a Zen 5, 1024x1024, the fastest of 50, by `cargo test --release --lib -- --ignored
+//! Measured on two cores of a Zen 5, 1024x1024, the fastest of 50, by `cargo test --profile quick --lib -- --ignored
 //! png_stripes --nocapture`: noise, 3147 kB, takes `write_image_data` 2.7 ms, this on one thread 4.7 ms and on two 2.6
 //! ms; soft colours with grain, 1788 kB, 2.7, 4.1 and 2.2 ms. The serial part is 0.3 ms. Tried: the coder of the
 //! library (fdeflate) by itself with a filter of our own, which is as fast; Sub for the first row of each stripe

@@ -233,5 +233,5 @@ fn the_page_is_what_the_compiler_says() {
         return;
     }
     let there = fs::read_to_string(&page).unwrap();
-    assert!(there == text, "if the change is intended: UPDATE_SNAPSHOTS=1 cargo test --release --lib occupancy");
+    assert!(there == text, "if the change is intended: UPDATE_SNAPSHOTS=1 cargo test --profile quick --lib occupancy");
 }
