@@ -56,7 +56,8 @@ const COMMANDS: [Option<&str>; 31] = [
 const COLUMNS: &str = "10000";
 
 /// The command that regenerates the page.
-const AGAIN: &str = "if the change is meant: UPDATE_SNAPSHOTS=1 cargo test --profile quick --test command_line options::";
+const AGAIN: &str =
+    "if the change is meant: UPDATE_SNAPSHOTS=1 cargo test --profile quick --test command_line options::";
 
 /// The heading of the subcommands.
 const SUBCOMMANDS: &str = "Commands";
