@@ -1,8 +1,8 @@
 //! Matrix multiplications of the CPU backend at the sizes of the models: the units for bfloat16 against float64, and
 //! the speed of all units.
 //!
-//! `cargo test --profile quick --test cpu_gemm -- --ignored --nocapture --test-threads 1` measures. `FLUX_REQUIRE_AMX=1`
-//! fails if tiles are missing.
+//! `cargo test --profile quick --test cpu_gemm -- --ignored --nocapture --test-threads 1` measures.
+//! `FLUX_REQUIRE_AMX=1` fails if tiles are missing.
 
 use std::time::Instant;
 

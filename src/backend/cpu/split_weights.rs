@@ -3,8 +3,8 @@
 //! Panels of weight rows are converted to float32 and split into two bfloat16 terms, as activations are. The product of
 //! both second terms is left out: it is below the rounding of the others. So a matrix multiplication costs as much as
 //! one of a bfloat16 weight with activations in three terms, and has a relative root mean square error of 4e-6: `cargo
-//! test --profile quick --lib split_weights -- --nocapture`. With activations in one term, the weight is rounded to one as
-//! well.
+//! test --profile quick --lib split_weights -- --nocapture`. With activations in one term, the weight is rounded to
+//! one as well.
 
 use std::cell::Cell;
 
