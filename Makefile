@@ -62,7 +62,7 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: image
-image: gpu-setup ## Build quickly, and generate IMAGE from PROMPT with SEED (make image PROMPT="a robot")
+image: gpu-setup ## Build in PROFILE (quick), and generate IMAGE from PROMPT with SEED (make image PROMPT="a robot")
 	$(CARGO) build --profile $(PROFILE) --locked
 	"$(TARGET)/$(PROFILE)/flux" -p "$$PROMPT" -S "$$SEED" -o "$$IMAGE"
 
@@ -219,7 +219,7 @@ gpu-bundle: ## Collect the files for scripts/gpu_check on a machine without Rust
 .PHONY: lint
 lint: ## Check format, clippy with warnings denied, layering, and shell scripts if shellcheck is installed
 	$(CARGO) fmt --check
-	$(CARGO) clippy --release --locked --all-targets -- -D warnings
+	$(CARGO) clippy --profile $(PROFILE) --locked --all-targets -- -D warnings
 	$(CARGO) test --profile $(PROFILE) --locked --test sources layering::
 	@if command -v shellcheck >/dev/null; then shellcheck -x scripts/*.sh scripts/*/*.sh .ci/run; else echo "skipped: shellcheck is not installed"; fi
 
